@@ -1,0 +1,136 @@
+"""Where the tests run: in the simulator with NumPy arrays and, where there is a device, there with CuPy's."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+
+import cupy_fa2
+from cupy_fa2.testing import Example, assert_attention_close, host
+
+# The same examples in every run: a failure on one machine is a failure on all.
+# `--hypothesis-profile=explore` draws new ones each time.
+_COMMON: dict[str, Any] = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow],
+    "print_blob": True,
+}
+settings.register_profile("suite", derandomize=True, max_examples=60, **_COMMON)
+settings.register_profile("gpu", derandomize=True, max_examples=400, **_COMMON)
+settings.register_profile("explore", max_examples=300, **_COMMON)
+
+
+@functools.cache
+def gpu_count() -> int:
+    """CUDA devices that CuPy can use."""
+    try:
+        import cupy
+    except ImportError:
+        return 0
+    return cupy.cuda.runtime.getDeviceCount() if cupy.cuda.is_available() else 0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--hypothesis-profile", None) is None:
+        settings.load_profile("gpu" if config.getoption("markexpr") == "gpu" else "suite")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("gpu") and gpu_count() == 0:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session", params=["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
+def xp(request: pytest.FixtureRequest) -> Any:
+    """The array module: `numpy`, whose arrays run in the simulator, or `cupy`."""
+    if request.param == "simulator":
+        return np
+    import cupy
+
+    return cupy
+
+
+@pytest.fixture(scope="session", params=[pytest.param("gpu", marks=pytest.mark.gpu)])
+def cp(request: pytest.FixtureRequest) -> Any:
+    """`cupy`, for tests of what only a device has."""
+    import cupy
+
+    return cupy
+
+
+class Checks:
+    """What the tests of the forward share; `xp` decides where it happens and how big."""
+
+    def __init__(self, xp: Any) -> None:
+        self.xp = xp
+        self.on_gpu = xp is not np
+
+    def size(self, simulator: Any, gpu: Any) -> Any:
+        """One of two sizes."""
+        return gpu if self.on_gpu else simulator
+
+    def call(self, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, Any]:
+        """Out and lse, given that the dtypes, shapes and kind of both are right."""
+        out, lse = cupy_fa2.flash_attention(q, k, v, return_lse=True, **options)
+        assert isinstance(out, self.xp.ndarray)
+        assert isinstance(lse, self.xp.ndarray)
+        assert out.shape == (*q.shape[:3], v.shape[3])
+        assert out.dtype == np.dtype(options.get("out_dtype") or q.dtype)
+        assert lse.dtype == np.float32
+        batch, num_heads, seqlen_q = (
+            q.shape[i] for i in ((0, 1, 2) if options.get("layout") == "bhsd" else (0, 2, 1))
+        )
+        assert lse.shape == (batch, num_heads, seqlen_q)
+        return out, lse
+
+    def check(self, example: Example, *, rows: int | None = None, **options: Any) -> tuple[Any, Any]:
+        """Run an example, hold it to the tolerance rule, return out and lse."""
+        q, k, v = example.arrays(self.xp)
+        out, lse = self.call(q, k, v, **example.options, **options)
+        assert_attention_close(out, lse, q, k, v, rows=rows, **example.options)
+        return out, lse
+
+    def bits(self, *arrays: Any) -> list[bytes]:
+        """The bytes of arrays, for comparisons that allow no rounding."""
+        return [np.ascontiguousarray(host(x)).tobytes() for x in arrays]
+
+    def same_bits(self, a: Any, b: Any) -> None:
+        """Assert that two outputs, or two (out, lse), are one and the same bit for bit."""
+        pairs = zip(a, b, strict=True) if isinstance(a, tuple) else [(a, b)]
+        for name, (x, y) in zip(("out", "lse"), pairs, strict=False):
+            x, y = np.ascontiguousarray(host(x)), np.ascontiguousarray(host(y))
+            assert (x.shape, x.dtype) == (y.shape, y.dtype)
+            integer = np.dtype(f"u{x.dtype.itemsize}")
+            different = np.argwhere(x.view(integer) != y.view(integer))
+            assert len(different) == 0, (
+                f"{name} differs in {len(different)} elements, first at {different[0]}"
+            )
+
+
+@pytest.fixture(scope="session")
+def fa(xp: Any) -> Checks:
+    """`Checks` for each `xp`."""
+    return Checks(xp)
+
+
+def example(
+    dtype: str = "float16",
+    batch: int = 1,
+    seqlen_q: int = 40,
+    seqlen_k: int = 70,
+    num_heads: int = 2,
+    head_dim: int = 64,
+    **fields: Any,
+) -> Example:
+    """An `Example` of which only the interesting fields are named."""
+    fields.setdefault("num_heads_k", num_heads)
+    fields.setdefault("head_dim_v", head_dim)
+    return replace(
+        Example(dtype, batch, seqlen_q, seqlen_k, num_heads, num_heads, head_dim, head_dim), **fields
+    )

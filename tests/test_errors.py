@@ -1,0 +1,294 @@
+"""Every wrong argument is refused before anything is launched or written, by an error that names it."""
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+from conftest import gpu_count
+
+import cupy_fa2
+from cupy_fa2.testing import poisoned
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def arguments(xp):
+    """A legal call: 2 x 5 queries over 7 keys, 4 heads over 2, head_dim 16, head_dim_v 24."""
+    return {
+        "q": xp.ones((2, 5, 4, 16), np.float16),
+        "k": xp.ones((2, 7, 2, 16), np.float16),
+        "v": xp.ones((2, 7, 2, 24), np.float16),
+    }
+
+
+def all_as(dtype):
+    return lambda xp, a: {name: x.astype(dtype) for name, x in a.items()}
+
+
+def one_as(name, dtype):
+    return lambda xp, a: {name: a[name].astype(dtype)}
+
+
+def one_shaped(name, shape):
+    return lambda xp, a: {name: xp.ones(shape, np.float16)}
+
+
+def option(**options):
+    return lambda xp, a: options
+
+
+def lists(xp, a):
+    return {"q": [[[[1.0]]]]}
+
+
+def transposed_heads(xp, a):
+    return {"layout": "bhsd"}
+
+
+# id: (changed arguments, exception, what its message must mention: patterns joined by " & ")
+WRONG = {
+    # rank and kind
+    "q of rank 3": (one_shaped("q", (5, 4, 16)), ValueError, r"\bq\b & (\b4\b|four)"),
+    "k of rank 5": (one_shaped("k", (1, 2, 7, 2, 16)), ValueError, r"\bk\b"),
+    "v of rank 0": (one_shaped("v", ()), ValueError, r"\bv\b"),
+    "q a list": (lists, TypeError, r"\bq\b & list"),
+    "k None": (option(k=None), TypeError, r"\bk\b & None"),
+    "v a number": (option(v=3.0), TypeError, r"\bv\b & float"),
+    # dtype
+    "float32": (all_as(np.float32), TypeError, r"\bq\b & float32 & float16 & bfloat16 & astype"),
+    "float64": (all_as(np.float64), TypeError, r"\bq\b & float64"),
+    "int8": (all_as(np.int8), TypeError, r"\bq\b & int8"),
+    "bool": (all_as(np.bool_), TypeError, r"\bq\b & bool"),
+    "complex64": (all_as(np.complex64), TypeError, r"\bq\b & complex64"),
+    "uint16": (all_as(np.uint16), TypeError, r"\bq\b & uint16 & view & bfloat16"),
+    "k of another dtype": (one_as("k", BFLOAT16), TypeError, r"\bk\b & bfloat16 & float16"),
+    "v of another dtype": (one_as("v", BFLOAT16), TypeError, r"\bv\b & bfloat16 & float16"),
+    "v float32": (one_as("v", np.float32), TypeError, r"\bv\b & float32"),
+    # shapes
+    "batch of k": (one_shaped("k", (3, 7, 2, 16)), ValueError, r"\bk\b & \b[23]\b"),
+    "batch of k 1": (one_shaped("k", (1, 7, 2, 16)), ValueError, r"\bk\b & \b[12]\b"),
+    "batch of v": (one_shaped("v", (1, 7, 2, 24)), ValueError, r"\bv\b & \b[12]\b"),
+    "seqlen of v longer": (one_shaped("v", (2, 8, 2, 24)), ValueError, r"\bv\b & \b[78]\b"),
+    "seqlen of v shorter": (one_shaped("v", (2, 6, 2, 24)), ValueError, r"\bv\b & \b[67]\b"),
+    "heads of v": (one_shaped("v", (2, 7, 4, 24)), ValueError, r"\bv\b & \b[24]\b"),
+    "head_dim of k": (one_shaped("k", (2, 7, 2, 24)), ValueError, r"\bk\b & \b(16|24)\b"),
+    "heads no multiple": (one_shaped("q", (2, 5, 3, 16)), ValueError, r"heads & multiple"),
+    "fewer heads than kv heads": (one_shaped("q", (2, 5, 1, 16)), ValueError, r"heads & multiple"),
+    "axes of the other layout": (transposed_heads, ValueError, r"heads"),
+    "head_dim 0": (
+        lambda xp, a: {"q": a["q"][..., :0], "k": a["k"][..., :0]},
+        ValueError,
+        r"head_dim & \b0\b & \b1\b & \b256\b",
+    ),
+    "head_dim 257": (
+        lambda xp, a: {"q": xp.ones((2, 5, 4, 257), np.float16), "k": xp.ones((2, 7, 2, 257), np.float16)},
+        ValueError,
+        r"head_dim & \b257\b",
+    ),
+    "head_dim_v 0": (lambda xp, a: {"v": a["v"][..., :0]}, ValueError, r"(\bv\b|head_dim_v) & \b0\b"),
+    "head_dim_v 264": (one_shaped("v", (2, 7, 2, 264)), ValueError, r"(\bv\b|head_dim_v) & \b264\b"),
+    # options
+    "scale nan": (option(softmax_scale=np.nan), ValueError, r"softmax_scale & nan"),
+    "scale inf": (option(softmax_scale=np.inf), ValueError, r"softmax_scale & inf"),
+    "scale minus inf": (option(softmax_scale=-np.inf), ValueError, r"softmax_scale & -inf"),
+    "scale beyond float32": (option(softmax_scale=1e300), ValueError, r"softmax_scale"),
+    "scale bool": (option(softmax_scale=True), TypeError, r"softmax_scale & bool"),
+    "scale complex": (option(softmax_scale=1j), TypeError, r"softmax_scale & complex"),
+    "scale string": (option(softmax_scale="0.125"), TypeError, r"softmax_scale & str"),
+    "scale an array": (option(softmax_scale=np.ones(4)), TypeError, r"softmax_scale"),
+    "align unknown": (option(align="bottom"), ValueError, r"align & bottom & bottom-right & top-left"),
+    "align float": (option(align=1.5), TypeError, r"align & float"),
+    "align None": (option(align=None), TypeError, r"align"),
+    "align bool": (option(align=True), TypeError, r"align & bool"),
+    "align too long": (option(align=np.array([0, 1, 2])), ValueError, r"align & \b3\b"),
+    "align too short": (option(align=np.array([0])), ValueError, r"align & \b1\b"),
+    "align of rank 2": (option(align=np.zeros((2, 1), np.int32)), ValueError, r"align"),
+    "align of floats": (option(align=np.zeros(2)), TypeError, r"align & float64"),
+    "layout unknown": (option(layout="sbhd"), ValueError, r"layout & sbhd & bshd & bhsd"),
+    "layout None": (option(layout=None), (TypeError, ValueError), r"layout & None"),
+    "causal a string": (option(causal="no"), TypeError, r"causal & str"),
+    "causal None": (option(causal=None), TypeError, r"causal & None"),
+    "causal an array": (option(causal=np.ones(2, np.bool_)), TypeError, r"causal"),
+    "unknown option": (option(dropout=0.1), TypeError, r"dropout"),
+    "out_dtype float64": (option(out_dtype=np.float64), TypeError, r"out_dtype & float64"),
+    "out_dtype the other half": (option(out_dtype=BFLOAT16), TypeError, r"out_dtype & bfloat16"),
+    "out_dtype int": (option(out_dtype="int32"), TypeError, r"out_dtype & int32"),
+    "out_dtype unknown": (option(out_dtype="half-ish"), TypeError, r"out_dtype & half-ish"),
+}
+
+
+def refused(call, kind, patterns):
+    """The call raises an error that mentions all that it should."""
+    with pytest.raises(kind) as caught:
+        call()
+    for pattern in patterns.split(" & "):
+        assert re.search(f"(?i){pattern}", str(caught.value)), f"{pattern!r} is not in {caught.value!r}"
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_argument(xp, name):
+    change, kind, pattern = WRONG[name]
+    given = arguments(xp)
+    given["out"] = xp.full((2, 5, 4, 24), 7, np.float16)
+    given |= change(xp, arguments(xp))
+    refused(
+        lambda: cupy_fa2.flash_attention(given.pop("q"), given.pop("k"), given.pop("v"), **given),
+        kind,
+        pattern,
+    )
+    assert bool((given["out"] == 7).all()), "out was written"
+
+
+@pytest.mark.parametrize("change", ["q", "k", "v"])
+def test_byte_swapped_arrays(change):
+    """CuPy has no such arrays; `cupy.asarray` keeps the bytes and so turns the numbers into others."""
+    given = arguments(np)
+    given[change] = given[change].astype(">f2")
+    refused(lambda: cupy_fa2.flash_attention(**given), TypeError, rf"\b{change}\b & byte")
+
+
+def test_options_go_by_name(xp):
+    q, k, v = arguments(xp).values()
+    with pytest.raises(TypeError, match="positional"):
+        cupy_fa2.flash_attention(q, k, v, True)
+
+
+WRONG_OUT = {
+    "shape": (lambda xp, a: xp.full((2, 5, 4, 16), 7, np.float16), ValueError, r"\bout\b & 24"),
+    "layout": (lambda xp, a: xp.full((2, 4, 5, 24), 7, np.float16), ValueError, r"\bout\b"),
+    "rank": (lambda xp, a: xp.full((2, 5, 4 * 24), 7, np.float16), ValueError, r"\bout\b"),
+    "broadcast batch": (lambda xp, a: xp.full((1, 5, 4, 24), 7, np.float16), ValueError, r"\bout\b"),
+    "the other half": (lambda xp, a: xp.full((2, 5, 4, 24), 7, np.int16), TypeError, r"\bout\b & int16"),
+    "one row seen again": (
+        lambda xp, a: (
+            np.lib.stride_tricks.as_strided(
+                xp.full((2, 1, 4, 24), 7, np.float16), (2, 5, 4, 24), (192, 0, 48, 2)
+            )
+            if xp is np
+            else xp.lib.stride_tricks.as_strided(
+                xp.full((2, 1, 4, 24), 7, np.float16), (2, 5, 4, 24), (192, 0, 48, 2)
+            )
+        ),
+        ValueError,
+        r"\bout\b & overlap",
+    ),
+    "rows that overlap": (
+        lambda xp, a: xp.lib.stride_tricks.as_strided(
+            xp.full(4096, 7, np.float16), (2, 5, 4, 24), (960, 192, 40, 2)
+        ),
+        ValueError,
+        r"\bout\b & overlap",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_OUT)
+def test_wrong_out(xp, name):
+    make, kind, pattern = WRONG_OUT[name]
+    given = arguments(xp)
+    out = make(xp, given)
+    refused(lambda: cupy_fa2.flash_attention(**given, out=out), kind, pattern)
+    assert bool((out == 7).all()), "out was written"
+
+
+@pytest.mark.parametrize("wrong", [[1.0], "out", object(), 3], ids=["list", "str", "object", "int"])
+def test_out_that_is_no_array(xp, wrong):
+    refused(lambda: cupy_fa2.flash_attention(**arguments(xp), out=wrong), TypeError, r"\bout\b")
+
+
+def test_out_of_the_input_dtype_when_float32_is_asked_for(xp):
+    out = xp.full((2, 5, 4, 24), 7, np.float16)
+    refused(
+        lambda: cupy_fa2.flash_attention(**arguments(xp), out=out, out_dtype=np.float32),
+        TypeError,
+        r"\bout\b & float16",
+    )
+    assert bool((out == 7).all())
+
+
+def test_read_only_out():
+    out = np.full((2, 5, 4, 24), 7, np.float16)
+    out.flags.writeable = False
+    refused(lambda: cupy_fa2.flash_attention(**arguments(np), out=out), ValueError, r"\bout\b & read-only")
+    assert (out == 7).all()
+
+
+@pytest.mark.parametrize("victim", ["q", "k", "v"])
+@pytest.mark.parametrize("shift", [0, 8, 100])
+def test_out_over_an_input(xp, victim, shift):
+    """Whole or in part: some block would read what another has already written."""
+    buffer = xp.ones(2 * 5 * 4 * 16 * 4, np.float16)
+    q, k, v = (buffer[i * 640 : (i + 1) * 640].reshape(2, 5, 4, 16) for i in range(3))
+    place = {"q": 0, "k": 1, "v": 2}[victim] * 640 + shift
+    out = buffer[place : place + 640].reshape(2, 5, 4, 16)
+    refused(lambda: cupy_fa2.flash_attention(q, k, v, out=out), ValueError, r"\bout\b & overlap")
+    assert bool((buffer == 1).all())
+
+
+def test_out_beside_the_inputs_in_one_buffer(xp):
+    """Interleaved with the inputs, sharing no element: legal."""
+    fused = poisoned((2, 5, 4 * 4, 16), np.float16, values=np.ones((2, 5, 16, 16)), xp=xp)
+    q, k, v, out = (fused[:, :, 4 * i : 4 * i + 4] for i in range(4))
+    v[...] = 3
+    assert cupy_fa2.flash_attention(q, k, v, out=out) is out
+    assert bool((out == 3).all())
+    assert bool((fused[:, :, :8] == 1).all())
+
+
+def test_too_long_for_32_bit_rows(xp):
+    """2^31 keys, all the same one."""
+    given = arguments(xp)
+    given["k"], given["v"] = (xp.broadcast_to(given[n][:, :1], (2, 2**31, *given[n].shape[2:])) for n in "kv")
+    refused(lambda: cupy_fa2.flash_attention(**given), ValueError, r"seqlen_k|shape|multiply")
+
+
+def test_simulator_refuses_what_would_take_long():
+    """Above 1e9 multiply-adds it says where to go, unless asked for; this call sees no key and is quick."""
+    q = np.ones((1, 8192, 1, 8), np.float16)
+    call = {"causal": True, "align": -(10**6), "return_lse": True}
+    refused(
+        lambda: cupy_fa2.flash_attention(q, q, q, **call),
+        ValueError,
+        r"simulator & cupy|GPU",
+    )
+    with cupy_fa2.simulator(device="A100"):
+        out, lse = cupy_fa2.flash_attention(q, q, q, **call)
+    assert not out.any()
+    assert np.all(lse == -np.inf)
+    refused(lambda: cupy_fa2.flash_attention(q, q, q, **call), ValueError, "simulator")
+
+
+def test_simulator_refuses_a_device_it_does_not_know():
+    with (
+        pytest.raises((ValueError, TypeError), match=r"(?i)device.*A100"),
+        cupy_fa2.simulator(device="Voodoo 2"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("host_one", ["q", "k", "v", "out"])
+def test_mixed_numpy_and_cupy(cp, host_one):
+    given = arguments(cp) | {"out": cp.full((2, 5, 4, 24), 7, np.float16)}
+    given[host_one] = given[host_one].get()
+    refused(lambda: cupy_fa2.flash_attention(**given), (TypeError, ValueError), rf"\b{host_one}\b|numpy")
+    assert bool((given["out"] == 7).all())
+
+
+def test_scale_on_a_device(cp):
+    """Its value would have to be waited for."""
+    refused(
+        lambda: cupy_fa2.flash_attention(**arguments(cp), softmax_scale=cp.array(0.5)),
+        TypeError,
+        "softmax_scale & float",
+    )
+
+
+@pytest.mark.skipif(gpu_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("other", ["q", "k", "v", "out"])
+def test_arrays_on_different_devices(cp, other):
+    given = arguments(cp) | {"out": cp.full((2, 5, 4, 24), 7, np.float16)}
+    with cp.cuda.Device(1):
+        given[other] = given[other].copy() if other != "out" else cp.full((2, 5, 4, 24), 7, np.float16)
+    refused(lambda: cupy_fa2.flash_attention(**given), ValueError, r"device & \b1\b")
+    assert bool((given["out"].get() == 7).all())
