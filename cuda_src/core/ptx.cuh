@@ -1,0 +1,153 @@
+// One instruction, one function. Everything else in the kernels is plain C++; this file is the whole list of what
+// we ask of the hardware by name. Names and operand order follow the PTX ISA.
+//
+// `volatile` marks what must keep its order against barriers and waits (memory); arithmetic is left free to move.
+#pragma once
+
+#include "core/types.cuh"
+
+namespace fa2::ptx {
+
+// ---- shared memory addresses ------------------------------------------------------------------------------------
+
+// The 32-bit shared-window address of a generic pointer.
+inline u32 shared_address(const void* pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
+
+// ---- asynchronous copies, global -> shared ------------------------------------------------------------------------
+
+// Copies 16 bytes past L1 (.cg), of which the first `src_bytes` come from global memory and the rest are zeros.
+// With src_bytes = 0 nothing is read, so `global` may then point anywhere.
+inline void cp_async_16(u32 shared, const void* global, int src_bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(src_bytes)
+               : "memory");
+}
+
+inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most kPending of this thread's groups are still in flight. Other threads' copies are not covered: a
+// barrier has to follow before their bytes are read.
+template <int kPending>
+inline void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+inline void barrier() { asm volatile("bar.sync 0;" ::: "memory"); }
+
+// ---- matrix fragments -----------------------------------------------------------------------------------------------
+
+// Four 8x8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8, and receives of matrix
+// i, in r[i], the two elements of row l / 4 at columns 2 (l % 4) and 2 (l % 4) + 1.
+inline void ldmatrix_x4(u32 (&r)[4], u32 shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared));
+}
+
+// The same, each matrix transposed on the way: the elements of rows 2 (l % 4) and 2 (l % 4) + 1 at column l / 4.
+inline void ldmatrix_x4_trans(u32 (&r)[4], u32 shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared));
+}
+
+// d += a b on the tensor cores: a is 16 x 16 (row major), b 16 x 8 (column major), d 16 x 8 in float32.
+template <class T>
+inline void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  if constexpr (kSame<T, f16>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    static_assert(kSame<T, bf16>, "the tensor cores take f16 or bf16 here");
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+// ---- conversions and special functions ------------------------------------------------------------------------------
+
+// Two floats rounded to nearest even and packed, `low` in the low half. (The instruction takes the high half first.)
+template <class T>
+inline u32 pack(float low, float high) {
+  u32 packed;
+  if constexpr (kSame<T, f16>) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    static_assert(kSame<T, bf16>, "pack makes f16 or bf16");
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+
+// 2^x. Exact at integers; subnormal results flush to 0; exp2(-inf) = 0.
+inline float exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+inline float log2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The larger of two; a NaN operand is dropped, so a row maximum ignores NaN (its exponential does not).
+inline float max(float a, float b) {
+  float y;
+  asm("max.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+// ---- exchanges within a warp ----------------------------------------------------------------------------------------
+
+constexpr u32 kAllLanes = 0xffffffffu;
+
+// The value that lane (own lane ^ kMask) holds.
+template <int kMask>
+inline u32 shfl_xor(u32 value) {
+  u32 other;
+  asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, %3;" : "=r"(other) : "r"(value), "n"(kMask), "n"(kAllLanes));
+  return other;
+}
+
+template <int kMask>
+inline float shfl_xor(float value) {
+  return __uint_as_float(shfl_xor<kMask>(__float_as_uint(value)));
+}
+
+// True on every lane if `predicate` is true on any.
+inline bool any(bool predicate) {
+  u32 result;
+  asm volatile(
+      "{\n .reg .pred p, q;\n setp.ne.u32 p, %1, 0;\n vote.sync.any.pred q, p, %2;\n selp.u32 %0, 1, 0, q;\n}"
+      : "=r"(result)
+      : "r"(static_cast<u32>(predicate)), "n"(kAllLanes));
+  return result != 0;
+}
+
+// ---- stores -------------------------------------------------------------------------------------------------------
+
+inline void store_global(void* global, u16 value) {
+  asm volatile("st.global.b16 [%0], %1;" ::"l"(global), "h"(value) : "memory");
+}
+inline void store_global(void* global, u32 value) {
+  asm volatile("st.global.b32 [%0], %1;" ::"l"(global), "r"(value) : "memory");
+}
+inline void store_global(void* global, float value) {
+  asm volatile("st.global.f32 [%0], %1;" ::"l"(global), "f"(value) : "memory");
+}
+inline void store_global(void* global, u32 a, u32 b) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(global), "r"(a), "r"(b) : "memory");
+}
+inline void store_global(void* global, float a, float b) {
+  asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(global), "f"(a), "f"(b) : "memory");
+}
+inline void store_global(void* global, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+}  // namespace fa2::ptx

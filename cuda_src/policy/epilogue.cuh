@@ -1,0 +1,130 @@
+// What becomes of a finished tile: normalised once, rounded, stored.
+#pragma once
+
+#include "core/softmax.cuh"
+#include "core/tile.cuh"
+#include "core/work.cuh"
+#include "params.cuh"
+
+namespace fa2 {
+
+// Turns four words per lane into four of one piece. Before, lane t of a quad holds word t of pieces 0..3; afterwards it
+// holds words 0..3 of piece t. Two butterfly steps, each swapping what the partner needs.
+inline void transpose_quad(u32 (&x)[4]) {
+  const bool odd = lane_id() & 1;
+  const bool high = lane_id() & 2;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const u32 received = ptx::shfl_xor<1>(odd ? x[i] : x[i + 1]);
+    (odd ? x[i] : x[i + 1]) = received;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const u32 received = ptx::shfl_xor<2>(high ? x[i] : x[i + 2]);
+    (high ? x[i] : x[i + 2]) = received;
+  }
+}
+
+// The first of those steps alone, for two pieces: afterwards lane t holds words t / 2 * 2 and t / 2 * 2 + 1 of
+// piece t % 2.
+inline void transpose_pair(u32 (&x)[2]) {
+  const bool odd = lane_id() & 1;
+  const u32 received = ptx::shfl_xor<1>(odd ? x[0] : x[1]);
+  (odd ? x[0] : x[1]) = received;
+}
+
+// `out` in the type Out (f16, bf16 or float), and `lse` where its pointer is not null. kVectors: rows of out start at
+// 16-byte boundaries, their elements are adjacent, and head_dim_v is a multiple of 8.
+template <class Out, bool kVectors>
+struct WriteOut {
+  static constexpr int kItemSize = kSame<Out, float> ? 4 : 2;
+
+  template <int kMTiles, int kCols, int kSlack>
+  static void store(const FwdParams& params, const WorkItem& work, int warp_row, OutFragment<kMTiles, kCols>& o,
+                    OnlineSoftmax<kMTiles, kSlack>& softmax) {
+    softmax.finish();
+    char* const out = reinterpret_cast<char*>(params.out) +
+                      (work.batch * params.out_stride_batch + work.head * params.out_stride_head) * kItemSize;
+    float* const lse =
+        reinterpret_cast<float*>(params.lse) + (work.batch * params.lse_stride_batch + work.head * params.lse_stride_head);
+#pragma unroll
+    for (int r = 0; r < kMTiles * kRowsPerMTile; ++r) {
+      const int row = work.row_begin + warp_row + fragment_row(r);
+      const bool stored = row < params.seqlen_q;
+      const bool empty = softmax.is_empty(r);
+      const float inverse = softmax.inverse_sum(r);
+#pragma unroll
+      for (int n = 0; n < kCols / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& value = o.c[r / 2][n][r % 2 * 2 + i];
+          value = empty ? 0.f : value * inverse;  // exactly 0, also where 0 x NaN came from a masked value
+        }
+      if (stored && params.lse != 0 && lane_id() % 4 == 0) {
+        ptx::store_global(lse + row * params.lse_stride_seq, softmax.log_sum_exp(r));
+      }
+      char* const out_row = out + row * (params.out_stride_seq * kItemSize);
+      if constexpr (kVectors) {
+        store_vectors(o, r, out_row, stored, static_cast<int>(params.head_dim_v));
+      } else if (stored) {
+        store_elements(o, r, out_row, static_cast<int>(params.head_dim_v), params.out_stride_dim);
+      }
+    }
+  }
+
+ private:
+  // Whole 32-byte sectors per quad. Lanes of rows that are not stored still take part in the exchange.
+  template <int kMTiles, int kCols>
+  static void store_vectors(const OutFragment<kMTiles, kCols>& o, int r, char* out_row, bool stored, int head_dim_v) {
+    const int quad_lane = lane_id() % 4;
+    const auto& tiles = o.c[r / 2];
+    const int half = r % 2 * 2;
+    if constexpr (kSame<Out, float>) {
+#pragma unroll
+      for (int n = 0; n < kCols / 8; ++n) {
+        const int col = n * 8 + fragment_col();
+        if (stored && col < head_dim_v) ptx::store_global(out_row + col * 4, tiles[n][half], tiles[n][half + 1]);
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n + 4 <= kCols / 8; n += 4) {
+        u32 x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = ptx::pack<Out>(tiles[n + i][half], tiles[n + i][half + 1]);
+        transpose_quad(x);
+        const int col = (n + quad_lane) * 8;
+        if (stored && col < head_dim_v) ptx::store_global(out_row + col * 2, x[0], x[1], x[2], x[3]);
+      }
+      if constexpr (kCols % 32 == 16) {
+        constexpr int n = kCols / 32 * 4;
+        u32 x[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) x[i] = ptx::pack<Out>(tiles[n + i][half], tiles[n + i][half + 1]);
+        transpose_pair(x);
+        const int col = (n + quad_lane % 2) * 8 + quad_lane / 2 * 4;
+        if (stored && col < head_dim_v) ptx::store_global(out_row + col * 2, x[0], x[1]);
+      }
+    }
+  }
+
+  // One element at a time, at any stride.
+  template <int kMTiles, int kCols>
+  static void store_elements(const OutFragment<kMTiles, kCols>& o, int r, char* out_row, int head_dim_v, i64 stride) {
+#pragma unroll
+    for (int n = 0; n < kCols / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int col = n * 8 + fragment_col() + i;
+        const float value = o.c[r / 2][n][r % 2 * 2 + i];
+        if (col < head_dim_v) {
+          if constexpr (kSame<Out, float>) {
+            ptx::store_global(out_row + col * stride * 4, value);
+          } else {
+            ptx::store_global(out_row + col * stride * 2, static_cast<u16>(ptx::pack<Out>(value, 0.f)));
+          }
+        }
+      }
+  }
+};
+
+}  // namespace fa2

@@ -1,0 +1,29 @@
+"""What fits on a card."""
+
+from __future__ import annotations
+
+from cupy_fa2.device import Device
+from cupy_fa2.spec import FwdTile
+
+__all__ = ["accumulator_registers", "blocks_by_shared_memory", "infeasible"]
+
+
+def accumulator_registers(tile: FwdTile) -> int:
+    """Registers per thread that hold O and S through the main loop, which nothing can shrink."""
+    rows_per_warp = tile.block_m // tile.num_warps
+    return rows_per_warp * (tile.head_dim_v + tile.block_n) // 32
+
+
+def blocks_by_shared_memory(tile: FwdTile, device: Device) -> int:
+    """Blocks per multiprocessor that its shared memory has room for; the system takes 1 KiB of each."""
+    return device.shared_per_sm // (tile.shared_bytes + 1024)
+
+
+def infeasible(tile: FwdTile, device: Device) -> str | None:
+    """Why `tile` cannot run on `device`, or None if it can."""
+    if tile.shared_bytes > device.shared_per_block:
+        return f"needs {tile.shared_bytes} bytes of shared memory, {device.name} gives {device.shared_per_block}"
+    # Of 255 registers about 60 go to operands, addresses and the softmax state.
+    if accumulator_registers(tile) > 200:
+        return f"accumulators alone take {accumulator_registers(tile)} registers per thread"
+    return None

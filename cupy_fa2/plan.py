@@ -1,0 +1,154 @@
+"""From a problem to a launch: which kernel, which grid, which arguments."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from cupy_fa2.device import Device
+from cupy_fa2.heuristics.feasible import accumulator_registers, blocks_by_shared_memory
+from cupy_fa2.heuristics.pick import pick_forward
+from cupy_fa2.params import ABI_VERSION, FWD_PARAMS
+from cupy_fa2.problem import Problem
+from cupy_fa2.spec import KernelSpec
+
+__all__ = ["MAX_GRID", "Plan", "encode_forward", "plan_forward"]
+
+#: Blocks along x, the one grid dimension that is used; the others end at 65,535.
+MAX_GRID = 2**31 - 1
+
+_LOG2_E = math.log2(math.e)
+_SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
+_PACKER = FWD_PARAMS.packer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one problem runs on one device.
+
+    Attributes
+    ----------
+    spec : KernelSpec
+    device : Device
+    num_m_blocks : int
+        Query tiles per head.
+    grid, block : tuple of int
+        Blocks, and threads per block.
+    shared_bytes : int
+        Dynamic shared memory per block.
+    reason : str
+        Why this tile.
+    """
+
+    spec: KernelSpec
+    device: Device
+    num_m_blocks: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    reason: str
+
+    def explain(self) -> str:
+        """The choice in words."""
+        tile = self.spec.tile
+        return (
+            f"{self.spec.name} on {self.device.name}: {tile.block_m} query rows x {tile.block_n} keys, "
+            f"{tile.num_warps} warps, {tile.stages} stage(s), {self.shared_bytes} bytes of shared memory "
+            f"(room for {blocks_by_shared_memory(tile, self.device)} blocks per SM), at least "
+            f"{accumulator_registers(tile)} registers per thread; {self.grid[0]} blocks. {self.reason}."
+        )
+
+
+def plan_forward(problem: Problem, device: Device) -> Plan:
+    """Choose the kernel and the grid for `problem` on `device`.
+
+    Pure, and cached by structure: lengths of the keys, strides, the scale's size and the diagonal do not matter.
+
+    Raises
+    ------
+    ValueError
+        If the problem takes more blocks than a grid can have.
+    """
+    return _plan_forward(
+        problem.dtype,
+        problem.out_dtype,
+        -(-problem.head_dim // 16) * 16,
+        -(-problem.head_dim_v // 16) * 16,
+        problem.causal,
+        problem.softmax_scale < 0,
+        problem.out_vectors,
+        problem.batch * problem.num_heads,
+        problem.seqlen_q,
+        device,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan_forward(
+    dtype: str,
+    out_dtype: str,
+    head_dim: int,
+    head_dim_v: int,
+    causal: bool,
+    negate: bool,
+    out_vectors: bool,
+    heads: int,
+    seqlen_q: int,
+    device: Device,
+) -> Plan:
+    tile, reason = pick_forward(head_dim, head_dim_v, device)
+    spec = KernelSpec(tile, dtype, out_dtype, causal, negate, out_vectors)
+    num_m_blocks = -(-seqlen_q // tile.block_m)
+    blocks = num_m_blocks * heads
+    if blocks > MAX_GRID:
+        raise ValueError(
+            f"batch x heads x query tiles must be at most {MAX_GRID}, got {heads} x {num_m_blocks}; split the batch"
+        )
+    return Plan(spec, device, num_m_blocks, (blocks, 1, 1), (tile.threads, 1, 1), tile.shared_bytes, reason)
+
+
+def encode_forward(problem: Problem, plan: Plan, pointers: tuple[int, int, int, int, int], diagonals: int) -> bytes:
+    """The argument struct ``FwdParams`` of one launch.
+
+    Parameters
+    ----------
+    problem, plan
+        The call, and its plan.
+    pointers : tuple of int
+        Addresses of q, k, v, out and lse (0 for no lse).
+    diagonals : int
+        Address of the (batch,) int32 diagonal offsets, or 0.
+    """
+    # Zero keeps the scores' order of magnitude out of the exponent just as the smallest normal number does, and times
+    # -inf it would be NaN. The sign is the kernel's (`negate`).
+    scale_log2 = max(abs(problem.softmax_scale) * _LOG2_E, _SMALLEST_NORMAL)
+    return _PACKER.pack(
+        ABI_VERSION,
+        problem.batch,
+        *pointers,
+        *problem.strides_q,
+        *problem.strides_k,
+        *problem.strides_v,
+        *problem.strides_out,
+        problem.num_heads * problem.seqlen_q,
+        problem.seqlen_q,
+        1,
+        0,
+        0,
+        diagonals,
+        problem.num_heads,
+        problem.num_heads // max(problem.num_heads_k, 1),
+        plan.num_m_blocks,
+        problem.seqlen_q,
+        problem.seqlen_k,
+        problem.head_dim,
+        problem.head_dim_v,
+        problem.diagonal or 0,
+        -1,
+        0,
+        problem.softmax_scale,
+        scale_log2,
+    )
