@@ -1,0 +1,229 @@
+"""Shared memory's rules: nothing uninitialised is read, nothing races, nothing touches a copy in flight.
+
+Every access is stamped with a *moment*, and a table keeps, for each granule of shared memory, the moments of
+its last write and last reads. Two accesses of different threads are ordered when a block barrier lies between
+them, or, within one warp, a ``bar.warp.sync`` of the whole warp. No other ``.sync`` instruction orders
+memory, as the CUDA memory model says; a ``bar.warp.sync`` of part of a warp is taken as no ordering. The
+verdict does not depend on the order in which the simulator runs warps: both orders of a racing pair are
+caught.
+
+A ``cp.async`` may land at any time between its issue and its wait. So it is a write at its issue (which must
+be ordered after what used the buffer before), a write again when the issuing thread's wait retires it (which
+must be ordered before what uses it next), and in between nobody may touch the bytes at all.
+
+A moment is one integer, ``barriers << 40 | warp barriers << 20 | warp << 6 | lane``: comparing, with one
+exclusive-or, answers all of the above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import AsyncCopyError, HazardError, RaceError, UninitializedReadError
+from .types import Array
+
+#: One more block barrier, one more warp barrier.
+BLOCK_STEP = np.int64(1 << 40)
+WARP_STEP = np.int64(1 << 20)
+_WARP_SHIFT = 6
+_LANE_MASK = np.int64((1 << _WARP_SHIFT) - 1)
+_THREAD_MASK = np.int64(WARP_STEP - 1)
+#: In place of a lane: several lanes of the warp. In place of a thread: several warps.
+MANY_LANES = np.int64(32)
+MANY_WARPS = _THREAD_MASK
+
+Moments = npt.NDArray[np.int64]
+#: Called with a hazard; raises it or keeps it.
+Reporter = Callable[[HazardError], None]
+
+
+def first_moments(block_threads: int, blocks: int) -> Moments:
+    """Moments of all threads of a batch before the first barrier; 0 is reserved for "never"."""
+    thread = np.tile(np.arange(block_threads, dtype=np.int64), blocks)
+    return BLOCK_STEP | (thread >> 5) << _WARP_SHIFT | thread & 31
+
+
+def after_block_barrier(moments: Moments) -> Moments:
+    """The moments just after a barrier of the block."""
+    return (moments & ~(BLOCK_STEP - 1)) + BLOCK_STEP | moments & _THREAD_MASK
+
+
+def whole_warp(moments: Moments) -> Moments:
+    """The same moments, of the warp instead of one of its lanes: for what a warp does together."""
+    return moments & ~_LANE_MASK | MANY_LANES
+
+
+def unordered(before: Moments, now: Moments) -> npt.NDArray[np.bool_]:
+    """Whether two accesses are of different threads with nothing between them."""
+    differ = before ^ now
+    clash: npt.NDArray[np.bool_] = (differ < BLOCK_STEP) & (differ & _THREAD_MASK != 0)
+    if clash.any():
+        same_warp = (differ & _THREAD_MASK) >> _WARP_SHIFT == 0
+        clash &= ~(same_warp & (differ >= WARP_STEP))
+    return clash
+
+
+@dataclass(slots=True)
+class _Copies:
+    """The copies of one ``cp.async`` instruction: who issued, in which group, to which granules."""
+
+    threads: Array
+    groups: Array
+    granules: Array
+
+
+class SharedHazards:
+    """The tables for the shared memory of one batch of blocks.
+
+    Parameters
+    ----------
+    granules : int
+        How many granules the batch's shared memory has. A granule is as wide as the narrowest access of the
+        kernel; with natural alignment, checked elsewhere, accesses then overlap in whole granules.
+    threads : int
+        Threads in the batch.
+    report : callable
+        What to do with a hazard.
+    """
+
+    def __init__(self, granules: int, threads: int, report: Reporter) -> None:
+        self.report = report
+        self.valid = np.zeros(granules, np.bool_)
+        self.write: Moments = np.zeros(granules, np.int64)
+        self.read: Moments = np.zeros(granules, np.int64)
+        self.flying = np.zeros(granules, np.bool_)
+        self.in_flight: list[_Copies] = []
+        #: Groups committed so far, by thread: an open copy belongs to the group of that number.
+        self.committed = np.zeros(threads, np.int64)
+
+    def on_read(self, granules: Array, moments: Moments, lanes: Array) -> None:
+        """Check and note reads; row i of `granules` is read at ``moments[i]`` by thread ``lanes[i]``."""
+        granules, moments = _flat(granules, moments)
+        if self.in_flight:
+            self._refuse_flying(granules, lanes, "read")
+        if not (valid := self.valid[granules]).all():
+            self._raise(
+                UninitializedReadError, "shared memory that nothing has written is read", ~valid, lanes
+            )
+        if (race := unordered(self.write[granules], moments)).any():
+            self._raise(
+                RaceError, "shared memory is read with no barrier since another thread wrote it", race, lanes
+            )
+        self.read[granules] = noted = _merged(self.read[granules], moments)
+        differ = self.read[granules] != noted
+        if differ.any():
+            # Several threads read one granule: note the lanes of one warp first, the warps last, to keep the
+            # widest.
+            where, mine = granules[differ], noted[differ]
+            other = self.read[where]
+            across = (other ^ mine) & _THREAD_MASK >= MANY_LANES * 2
+            self.read[where[~across]] = whole_warp(mine[~across])
+            self.read[where[across]] = mine[across] | MANY_WARPS
+
+    def on_write(self, granules: Array, moments: Moments, lanes: Array) -> None:
+        """Check and note writes."""
+        granules, moments = _flat(granules, moments)
+        if self.in_flight:
+            self._refuse_flying(granules, lanes, "written")
+        if (race := unordered(self.read[granules], moments)).any():
+            self._raise(
+                RaceError,
+                "shared memory is written with no barrier since another thread read it",
+                race,
+                lanes,
+            )
+        if (race := unordered(self.write[granules], moments)).any():
+            self._raise(
+                RaceError,
+                "shared memory is written with no barrier since another thread wrote it",
+                race,
+                lanes,
+            )
+        self.write[granules] = moments
+        if (race := self.write[granules] != moments).any():
+            self._raise(RaceError, "two threads write the same shared memory in one instruction", race, lanes)
+        self.valid[granules] = True
+
+    def on_copy(self, granules: Array, moments: Moments, lanes: Array) -> None:
+        """Note the issue of a ``cp.async``: a write now, and in flight from now on."""
+        self.on_write(granules, moments, lanes)
+        self.flying[granules] = True
+        self.in_flight.append(_Copies(lanes, self.committed[lanes], granules.reshape(lanes.size, -1)))
+
+    def on_commit(self, sel: Any) -> None:
+        """Close the open group of the selected threads."""
+        self.committed[sel] += 1
+
+    def on_wait(self, pending: int, lanes: Array, moments: Moments) -> None:
+        """Retire all but the latest `pending` groups of each thread; its moment is of all threads of the
+        batch.
+        """
+        limit = np.full(self.committed.size, -1, np.int64)
+        limit[lanes] = self.committed[lanes] - pending
+        kept = []
+        for copies in self.in_flight:
+            done = copies.groups < limit[copies.threads]
+            if done.all():
+                landed, threads = copies.granules, copies.threads
+            else:
+                kept.append(copies)
+                if not done.any():
+                    continue
+                landed, threads = copies.granules[done], copies.threads[done]
+                left = ~done
+                copies.granules, copies.groups = copies.granules[left], copies.groups[left]
+                copies.threads = copies.threads[left]
+            self.flying[landed] = False
+            self.write[landed] = moments[threads, None]
+        self.in_flight = kept
+
+    def on_exit(self, lanes: Array) -> None:
+        """Refuse threads that exit with copies in flight."""
+        for copies in self.in_flight:
+            left = np.isin(copies.threads, lanes)
+            if left.any():
+                open_group = copies.groups[left] >= self.committed[copies.threads[left]]
+                why = "never committed to a group" if open_group.all() else "never waited for"
+                error = AsyncCopyError(
+                    f"a thread exits with a cp.async in flight: it was {why}", lanes=copies.threads[left]
+                )
+                self.in_flight = []
+                self.report(error)
+                return
+
+    def _refuse_flying(self, granules: Array, lanes: Array, verb: str) -> None:
+        if (flying := self.flying[granules]).any():
+            message = (
+                f"shared memory is {verb} while a cp.async to it is in flight: no wait has retired its group"
+            )
+            self._raise(AsyncCopyError, message, flying, lanes)
+
+    def _raise(self, kind: type[HazardError], message: str, bad: Array, lanes: Array) -> None:
+        rows = bad.reshape(lanes.size, -1).any(axis=1)
+        self.report(kind(message, lanes=lanes[rows]))
+
+
+def _flat(granules: Array, moments: Moments) -> tuple[Array, Moments]:
+    if granules.ndim == 1:
+        return granules, moments
+    return granules.reshape(-1), np.repeat(moments, granules.shape[1])
+
+
+def _merged(before: Moments, now: Moments) -> Moments:
+    """The reads to remember: the latest, widened where the earlier one is of another thread of the same
+    interval.
+    """
+    differ = before ^ now
+    recent = differ < BLOCK_STEP
+    if not recent.any():
+        return now
+    thread = differ & _THREAD_MASK
+    other_warp = recent & (thread >> _WARP_SHIFT != 0)
+    # A read from before the last warp barrier is ordered against everything this warp does now.
+    other_lane = recent & ~other_warp & (thread != 0) & (differ < WARP_STEP)
+    return np.where(other_warp, now | MANY_WARPS, np.where(other_lane, whole_warp(now), now))

@@ -1,0 +1,243 @@
+"""Launches: a grid in batches of blocks, and errors with the place where they happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .batch import Batch, Step
+from .bind import bind
+from .errors import HazardError, LaunchError, SimulationError
+from .memory import GlobalMemory
+from .operands import Registers
+from .parse import TYPE_BYTES, Imm, Kernel
+from .report import Report
+from .scheduler import Scheduler, is_control
+from .shared import SharedLayout, SharedMemory
+from .types import UNSIGNED, Array
+
+#: Threads that run together: enough to hide the cost of a NumPy call, few enough for the registers to stay
+#: cached.
+_BATCH_THREADS = 2048
+_BATCH_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The limits of the simulated device; by default those of an A100."""
+
+    name: str = "A100"
+    shared_per_block: int = 163 * 1024
+    threads_per_block: int = 1024
+
+
+def launch(
+    kernel: Kernel,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared_bytes: int,
+    params: bytes | Sequence[bytes],
+    memory: GlobalMemory,
+    device: Device | None = None,
+    hazards: Literal["raise", "collect"] = "raise",
+) -> Report:
+    """Run a kernel to its end.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        From `parse_kernel`.
+    grid, block : tuple of int
+        Blocks in the grid and threads in a block, x first. A block is made of whole warps.
+    shared_bytes : int
+        Dynamic shared memory of a block.
+    params : bytes or sequence of bytes
+        The bytes of each kernel parameter, in order; plain bytes for a single one.
+    memory : GlobalMemory
+        The arrays that the kernel may touch.
+    device : Device, optional
+        The limits to keep to.
+    hazards : {"raise", "collect"}
+        Whether the first hazard (race, uninitialised read, misused asynchronous copy) ends the launch, or
+        hazards are kept in the report, one of each kind per instruction. All other errors end the launch.
+
+    Returns
+    -------
+    Report
+        Counts, and the hazards collected.
+
+    Raises
+    ------
+    SimulationError
+        One of its subclasses, which says what went wrong and where.
+    """
+    start = time.perf_counter()
+    device = device or Device()
+    threads = block[0] * block[1] * block[2]
+    layout = SharedLayout(kernel.shared, shared_bytes)
+    used = layout.static_bytes + shared_bytes
+    if not 0 < threads <= device.threads_per_block or threads % 32:
+        raise LaunchError(
+            f"a block of {threads} threads: whole warps, at most {device.threads_per_block} threads"
+        )
+    if min(grid) < 1:
+        raise LaunchError(f"an empty grid {grid}")
+    if used > device.shared_per_block:
+        raise LaunchError(
+            f"{used} bytes of shared memory; a block of {device.name} has {device.shared_per_block}"
+        )
+    parameters = _parameter_space(kernel, [params] if isinstance(params, bytes) else params)
+    report = Report()
+    machine = _Machine(kernel, grid, block, layout, parameters, memory, report, hazards == "collect")
+    memory.begin_launch(machine.hazard)
+    total = grid[0] * grid[1] * grid[2]
+    per_thread = sum(max(bits // 8, 1) for _, bits in kernel.registers) + 1
+    size = min(_BATCH_THREADS // threads or 1, _BATCH_BYTES // (per_thread * threads) or 1, total)
+    with np.errstate(all="ignore"):
+        for first in range(0, total, size):
+            machine.run(np.arange(first, min(first + size, total)))
+    report.blocks, report.warps = total, total * threads // 32
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def _parameter_space(kernel: Kernel, params: Sequence[bytes]) -> Array:
+    if [len(p) for p in params] != [p.size for p in kernel.params]:
+        sizes = [p.size for p in kernel.params]
+        raise LaunchError(f"{kernel.name} takes parameters of {sizes} bytes, got {[len(p) for p in params]}")
+    space = np.zeros(-(-kernel.param_bytes // 16) * 16, np.uint8)
+    for param, value in zip(kernel.params, params, strict=True):
+        space[param.offset : param.offset + param.size] = np.frombuffer(value, np.uint8)
+    return space
+
+
+def narrowest_shared_access(kernel: Kernel) -> int:
+    """Bytes of the narrowest access that may go to shared memory: the granule of the hazard tables."""
+    width = 16
+    for instruction in kernel.instructions:
+        modifiers = instruction.modifiers
+        elsewhere = {"global", "param", "const", "local"} & set(modifiers) and instruction.base != "cp"
+        if instruction.base in ("ld", "st") and not elsewhere:
+            vector = next((int(m[1]) for m in modifiers if m in ("v2", "v4")), 1)
+            width = min(width, TYPE_BYTES.get(modifiers[-1], 1) * vector)
+        elif (
+            instruction.base == "cp"
+            and len(instruction.operands) >= 3
+            and isinstance(instruction.operands[2], Imm)
+        ):
+            width = min(width, instruction.operands[2].value)
+    return width
+
+
+class _Machine:
+    """One launch: what its batches share, and the batch that runs."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        layout: SharedLayout,
+        params: Array,
+        memory: GlobalMemory,
+        report: Report,
+        collect: bool,
+    ) -> None:
+        self.kernel, self.grid, self.block, self.layout = kernel, grid, block, layout
+        self.params, self.memory, self.report = params, memory, report
+        self.collected: set[tuple[type[HazardError], int]] | None = set() if collect else None
+        self.block_threads = block[0] * block[1] * block[2]
+        self.granule = narrowest_shared_access(kernel)
+        self.blocks: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self.scheduler: Scheduler | None = None
+        self.binding = 0
+
+    def run(self, blocks: npt.NDArray[np.int64]) -> None:
+        """Run some blocks to their end."""
+        self.blocks, self.scheduler = blocks, None
+        try:
+            batch = self._batch()
+            steps = self._steps(batch)
+            self.scheduler = Scheduler(self.kernel.instructions, steps, batch, self.block_threads)
+            self.scheduler.run()
+        except SimulationError as error:
+            self._locate(error)
+            raise
+        for instruction, number in zip(self.kernel.instructions, self.scheduler.counts.tolist(), strict=True):
+            if number:
+                self.report.instructions[instruction.opcode] += number
+
+    def hazard(self, error: HazardError) -> None:
+        """Raise a hazard, or keep the first of each kind and instruction."""
+        self._locate(error)
+        if self.collected is None:
+            raise error
+        if (key := (type(error), error.line)) not in self.collected:
+            self.collected.add(key)
+            self.report.hazards.append(error)
+
+    def _locate(self, error: SimulationError) -> None:
+        if error.line:
+            return
+        instruction = self.kernel.instructions[self.scheduler.pc if self.scheduler else self.binding]
+        error.line, error.text, error.frames = instruction.line, instruction.text, instruction.frames
+        if error.lanes:
+            first = error.lanes[0] // self.block_threads
+            x, y, _ = self.grid
+            block = int(self.blocks[first])
+            error.block = (block % x, block // x % y, block // (x * y))
+            inside = sorted({n % self.block_threads for n in error.lanes if n // self.block_threads == first})
+            error.threads = tuple(inside)
+
+    def _steps(self, batch: Batch) -> list[Step]:
+        steps: list[Step] = []
+        for index, instruction in enumerate(self.kernel.instructions):
+            self.binding = index
+            # The scheduler runs these itself.
+            steps.append(_never if is_control(instruction) else bind(instruction, batch))
+        return steps
+
+    def _batch(self) -> Batch:
+        threads = self.blocks.size * self.block_threads
+        words = {1: np.dtype(np.bool_), **UNSIGNED}
+        symbols = dict(self.layout.addresses)
+        symbols.update((param.name, param.offset) for param in self.kernel.params)
+        values = [np.zeros(threads, words[bits]) for _, bits in self.kernel.registers]
+        names = [name for name, _ in self.kernel.registers]
+        registers = Registers(names, values, self._specials(), symbols, threads)
+        shared = SharedMemory(self.layout, self.granule, self.blocks.size, self.block_threads, self.hazard)
+        lanes = np.arange(threads)
+        first = int(self.blocks[0]) * self.block_threads + 1
+        grid_threads = (lanes + first).astype(np.uint32)
+        return Batch(
+            registers, shared, self.memory, self.params, self.report, self.hazard, lanes, grid_threads
+        )
+
+    def _specials(self) -> dict[str, Array]:
+        thread = np.tile(np.arange(self.block_threads), self.blocks.size)
+        block = np.repeat(self.blocks, self.block_threads)
+        lane = (thread & 31).astype(np.uint64)
+        one = np.uint64(1)
+        specials = {
+            "%laneid": lane, "%warpid": thread >> 5, "%nwarpid": np.full_like(thread, self.block_threads >> 5),
+            "%lanemask_eq": one << lane, "%lanemask_lt": (one << lane) - one, "%lanemask_le": (one << lane) * 2 - one,
+            "%dynamic_smem_size": np.full_like(thread, self.layout.dynamic_bytes),
+        }  # fmt: skip
+        specials["%lanemask_ge"] = ~specials["%lanemask_lt"] & np.uint64(0xFFFFFFFF)
+        specials["%lanemask_gt"] = ~specials["%lanemask_le"] & np.uint64(0xFFFFFFFF)
+        for prefix, index, size in (("tid", thread, self.block), ("ctaid", block, self.grid)):
+            rest = index
+            for axis, extent in zip("xyz", size, strict=True):
+                specials[f"%{prefix}.{axis}"] = rest % extent
+                specials[f"%n{prefix}.{axis}"] = np.full_like(rest, extent)
+                rest = rest // extent
+        return {name: value.astype(np.uint32) for name, value in specials.items()}
+
+
+def _never(sel: object) -> None:
+    raise AssertionError("a control instruction has no step")

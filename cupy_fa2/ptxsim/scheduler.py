@@ -1,0 +1,204 @@
+"""Threads that diverge and meet again, block barriers, exits.
+
+All threads of a batch run together, one instruction at a time. Threads that diverge form groups; the group at
+the lowest instruction runs next, and groups that reach the same instruction merge, so that branches
+reconverge where they can. No result depends on this order: what two threads do unordered is a hazard, however
+it falls out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+
+import numpy as np
+import numpy.typing as npt
+
+from .batch import Batch, Step
+from .bind import guard_of
+from .bind_warp import require_warps
+from .errors import DivergenceError, SimulationError, UnsupportedInstruction
+from .operands import Selection
+from .parse import Imm, Instruction
+
+CONTROL = frozenset(("bra", "ret", "exit", "bar", "barrier", "trap"))
+Lanes = npt.NDArray[np.int64]
+#: Runs a control instruction: appends the groups that go on to the scheduler's.
+Handler = Callable[[int, Selection], None]
+
+
+def is_control(instruction: Instruction) -> bool:
+    """Whether an instruction decides what runs next; ``bar.warp.sync`` does not."""
+    return instruction.base in CONTROL and "warp" not in instruction.modifiers
+
+
+class Scheduler:
+    """Runs one batch of blocks.
+
+    Parameters
+    ----------
+    instructions : sequence of Instruction
+        The kernel.
+    steps : sequence of Step
+        What each instruction does; those of control instructions are not used.
+    batch : Batch
+        Registers and memory.
+    block_threads : int
+        Threads in a block.
+    """
+
+    def __init__(
+        self, instructions: Sequence[Instruction], steps: Sequence[Step], batch: Batch, block_threads: int
+    ) -> None:
+        self.instructions, self.steps, self.batch = instructions, steps, batch
+        self.block_threads = block_threads
+        self.threads = batch.lanes.size
+        #: The instruction that runs now, for errors.
+        self.pc = 0
+        self.counts = np.zeros(len(instructions), np.int64)
+        self._groups: list[tuple[int, int, Selection]] = []
+        self._pushed = 0
+        #: Per thread: where it goes on after the barrier it waits at, or -1; and which barrier that is.
+        self._resume = np.full(self.threads, -1, np.int64)
+        self._barrier = np.zeros(self.threads, np.int64)
+        self._handlers: dict[int, Handler] = {}
+        self._next_control = np.full(len(instructions) + 1, len(instructions), np.int64)
+        for pc in range(len(instructions) - 1, -1, -1):
+            self._next_control[pc] = self._next_control[pc + 1]
+            if is_control(instructions[pc]):
+                self.pc = pc
+                self._next_control[pc] = pc
+                self._handlers[pc] = self._handler(instructions[pc])
+        self._stops = self._next_control.tolist()
+
+    def run(self) -> None:
+        """Run all threads to their exit."""
+        self._push(0, None)
+        while self._groups:
+            pc, sel, limit = self._pop()
+            control = self._stops[pc]
+            stop = min(control, limit)
+            warps = self._warps(sel)
+            for index in range(pc, stop):
+                self.pc = index
+                self.steps[index](sel)
+            self.counts[pc:stop] += warps
+            if stop == limit < len(self.instructions):
+                self._push(stop, sel)
+                continue
+            self.pc = stop
+            if stop == len(self.instructions):
+                raise SimulationError("the kernel ends without a ret")
+            self.counts[stop] += warps
+            self._handlers[stop](stop, sel)
+        self._refuse_waiting()
+
+    # Groups
+
+    def _push(self, pc: int, sel: Selection) -> None:
+        self._pushed += 1
+        heappush(self._groups, (pc, self._pushed, sel))
+
+    def _pop(self) -> tuple[int, Selection, int]:
+        """The lowest group, merged with all others at its instruction, and where the next one waits."""
+        pc, _, sel = heappop(self._groups)
+        if self._groups and self._groups[0][0] == pc:
+            together = [self.batch.chosen(sel)]
+            while self._groups and self._groups[0][0] == pc:
+                together.append(self.batch.chosen(heappop(self._groups)[2]))
+            sel = self._selection(np.sort(np.concatenate(together)))
+        return pc, sel, self._groups[0][0] if self._groups else len(self.instructions)
+
+    def _selection(self, lanes: Lanes) -> Selection:
+        """The cheapest form of a selection: slices need no copies."""
+        if lanes.size == self.threads:
+            return None
+        first, last = int(lanes[0]), int(lanes[-1])
+        return slice(first, last + 1) if last - first + 1 == lanes.size else lanes
+
+    def _warps(self, sel: Selection) -> int:
+        if sel is None:
+            return self.threads // 32
+        return int(np.unique(self.batch.chosen(sel) >> 5).size)
+
+    # Control instructions
+
+    def _handler(self, instruction: Instruction) -> Handler:
+        guard = guard_of(instruction, self.batch)
+
+        def split(sel: Selection) -> tuple[Lanes, Lanes]:
+            """The selected threads for which the guard holds, and the others."""
+            lanes = self.batch.chosen(sel)
+            if guard is None:
+                return lanes, lanes[:0]
+            holds = guard(sel)
+            return lanes[holds], lanes[~holds]
+
+        def control(pc: int, sel: Selection) -> None:
+            taken, rest = split(sel)
+            if rest.size:
+                self._push(pc + 1, self._selection(rest))
+            if taken.size:
+                act(pc, self._selection(taken))
+
+        act = self._action(instruction)
+        return control
+
+    def _action(self, instruction: Instruction) -> Handler:
+        if instruction.base == "bra":
+            if instruction.modifiers not in ((), ("uni",)):
+                raise UnsupportedInstruction(f"{instruction.opcode} is not supported")
+            return lambda pc, sel: self._push(instruction.target, sel)
+        if instruction.base in ("ret", "exit"):
+            return lambda pc, sel: self.batch.shared.hazards.on_exit(self.batch.chosen(sel))
+        if instruction.base == "trap":
+            return self._trap
+        return self._barrier_action(instruction)
+
+    def _trap(self, pc: int, sel: Selection) -> None:
+        raise SimulationError("trap: the kernel stopped itself", lanes=self.batch.chosen(sel))
+
+    def _barrier_action(self, instruction: Instruction) -> Handler:
+        kind = tuple(m for m in instruction.modifiers if m not in ("aligned", "cta"))
+        number, *expected = instruction.operands or (Imm(0),)
+        if kind != ("sync",) or not all(isinstance(operand, Imm) for operand in (number, *expected)):
+            raise UnsupportedInstruction(f"{instruction.opcode} with these operands is not supported")
+        if expected and expected[0] != Imm(self.block_threads):
+            raise UnsupportedInstruction("a barrier of part of the block is not supported")
+        identity = number.value  # type: ignore[union-attr]
+
+        def wait(pc: int, sel: Selection) -> None:
+            require_warps(instruction, self.batch, sel)
+            if sel is None:
+                self._release(slice(None))
+                self._push(pc + 1, None)
+                return
+            lanes = self.batch.chosen(sel)
+            self._resume[lanes], self._barrier[lanes] = pc + 1, identity
+            resume, barrier = (x.reshape(-1, self.block_threads) for x in (self._resume, self._barrier))
+            complete = (resume >= 0).all(axis=1) & (barrier == barrier[:, :1]).all(axis=1)
+            if complete.any():
+                released = np.flatnonzero(np.repeat(complete, self.block_threads))
+                self._release(released)
+                for target in np.unique(self._resume[released]):
+                    self._push(int(target), self._selection(released[self._resume[released] == target]))
+                self._resume[released] = -1
+
+        return wait
+
+    def _release(self, lanes: slice | Lanes) -> None:
+        self.batch.shared.pass_barrier(lanes)
+        self.batch.report.barriers += self.batch.lanes[lanes].size // self.block_threads
+
+    def _refuse_waiting(self) -> None:
+        """Refuse a batch that ended with threads at a barrier: the others of their block exited, or wait
+        elsewhere.
+        """
+        waiting = np.flatnonzero(self._resume >= 0)
+        if waiting.size:
+            self.pc = int(self._resume[waiting[0]]) - 1
+            mine = waiting[waiting // self.block_threads == waiting[0] // self.block_threads]
+            raise DivergenceError(
+                f"{mine.size} of {self.block_threads} threads of a block wait at a barrier that the others never reach",
+                lanes=mine,
+            )

@@ -1,0 +1,138 @@
+"""The shared memory of a batch of blocks: bounds, alignment, contents; `SharedHazards` judges every
+access.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from .errors import MisalignedAddressError, OutOfBoundsError
+from .hazards import Moments, Reporter, SharedHazards, after_block_barrier, first_moments, whole_warp
+from .parse import SharedVariable
+from .types import UNSIGNED, Array
+
+#: Shared addresses start here, so that address 0 is nobody's.
+_FIRST_ADDRESS = 1024
+#: No address is better aligned by chance than its declaration says, from here on; below, the banks would
+#: shift.
+_PLACEMENT = 128
+
+
+class SharedLayout:
+    """Where each shared variable of a kernel lies: the static ones, then the dynamic ones, all at one
+    place.
+    """
+
+    def __init__(self, variables: Iterable[SharedVariable], dynamic_bytes: int) -> None:
+        self.dynamic_bytes = dynamic_bytes
+        self.addresses: dict[str, int] = {}
+        end = _FIRST_ADDRESS
+        dynamic = []
+        for variable in variables:
+            if variable.dynamic:
+                dynamic.append(variable)
+            else:
+                self.addresses[variable.name] = end = -(-end // variable.align) * variable.align
+                end += variable.size
+        self.static_bytes = end - _FIRST_ADDRESS
+        # An odd multiple of the declared alignment: code that assumes more than it declared fails here.
+        align = max([_PLACEMENT, *(variable.align for variable in dynamic)])
+        base = -(-end // align) * align
+        base += align * (base // align % 2 == 0)
+        self.addresses.update((variable.name, base) for variable in dynamic)
+        has_dynamic = bool(dynamic and dynamic_bytes)
+        self.end = base + dynamic_bytes if has_dynamic else end
+        self.start = base if has_dynamic and not self.static_bytes else _FIRST_ADDRESS
+        #: Between the static and the dynamic variables, where placement left one, lies nobody's memory.
+        self.hole = (end, base) if has_dynamic and self.static_bytes else (0, 0)
+
+
+class SharedMemory:
+    """Contents and rules of the shared memory of all blocks of a batch.
+
+    Parameters
+    ----------
+    layout : SharedLayout
+        Addresses.
+    granule : int
+        Bytes of the kernel's narrowest access to shared memory.
+    blocks, block_threads : int
+        Size of the batch.
+    report : callable
+        What to do with a hazard.
+    """
+
+    def __init__(
+        self, layout: SharedLayout, granule: int, blocks: int, block_threads: int, report: Reporter
+    ) -> None:
+        self.layout = layout
+        self.granule = granule
+        self.stride = -(-layout.end // _PLACEMENT) * _PLACEMENT
+        # Poison: read as a float of any width, all ones is NaN.
+        self._bytes = np.full(self.stride * blocks, 0xFF, np.uint8)
+        threads = blocks * block_threads
+        self.hazards = SharedHazards(self._bytes.size // granule, threads, report)
+        self.moments: Moments = first_moments(block_threads, blocks)
+        self._block_start = np.repeat(np.arange(blocks, dtype=np.int64) * self.stride, block_threads)
+        self._units: dict[tuple[int, int], Array] = {}
+        self._steps = {width: np.arange(width // granule) for width in (1, 2, 4, 8, 16) if width >= granule}
+
+    def pass_barrier(self, lanes: Any) -> None:
+        """All threads of some blocks passed a barrier of the block."""
+        self.moments[lanes] = after_block_barrier(self.moments[lanes])
+
+    def load(self, address: Array, unit: int, count: int, lanes: Array) -> tuple[Array, Array]:
+        """Read rows of `count` words of `unit` bytes; returns them and the offsets, to count conflicts."""
+        offset = self._offsets(address, unit * count, lanes, "read")
+        self.hazards.on_read(self._granules(offset, unit * count), self.moments[lanes], lanes)
+        return self._words(unit, count)[offset // (unit * count)], offset
+
+    def load_rows(self, address: Array, lanes: Array) -> tuple[Array, Array]:
+        """Read 16 bytes at each address for ``ldmatrix``: what each row holds goes to many lanes of the
+        warp.
+        """
+        offset = self._offsets(address, 16, lanes, "read")
+        self.hazards.on_read(self._granules(offset, 16), whole_warp(self.moments[lanes]), lanes)
+        return self._words(4, 4)[offset // 16], offset
+
+    def store(self, address: Array, rows: Array, lanes: Array, asynchronous: bool = False) -> Array:
+        """Write rows of words, by a store or by the issue of a ``cp.async``; returns the offsets."""
+        unit, count = rows.itemsize, rows.shape[1]
+        offset = self._offsets(address, unit * count, lanes, "write")
+        note = self.hazards.on_copy if asynchronous else self.hazards.on_write
+        note(self._granules(offset, unit * count), self.moments[lanes], lanes)
+        self._words(unit, count)[offset // (unit * count)] = rows
+        return offset
+
+    def _words(self, unit: int, count: int) -> Array:
+        key = (unit, count)
+        if key not in self._units:
+            self._units[key] = self._bytes.view(UNSIGNED[8 * unit]).reshape(-1, count)
+        return self._units[key]
+
+    def _granules(self, offset: Array, width: int) -> Array:
+        first = offset // self.granule
+        return first if width == self.granule else first[:, None] + self._steps[width]
+
+    def _offsets(self, address: Array, width: int, lanes: Array, verb: str) -> Array:
+        low, high = self.layout.start, self.layout.end - width
+        hole_start, hole_end = self.layout.hole
+        outside = (address < low) | (address > high)
+        if hole_end:
+            outside |= (address + width > hole_start) & (address < hole_end)
+        if outside.any():
+            bad = np.flatnonzero(outside)
+            where = int(address[bad[0]]) - low
+            message = (
+                f"{verb} of {width} bytes at byte {where} of the block's shared memory, not inside a variable"
+            )
+            raise OutOfBoundsError(f"{message} (it has {self.layout.end - low} bytes)", lanes=lanes[bad])
+        if (misaligned := address & (width - 1)).any():
+            bad = np.flatnonzero(misaligned)
+            message = f"{verb} of {width} bytes at shared address {int(address[bad[0]]):#x}, not a multiple of {width}"
+            raise MisalignedAddressError(message, lanes=lanes[bad])
+        offset: Array = self._block_start[lanes] + address
+        return offset
