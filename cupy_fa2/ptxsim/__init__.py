@@ -18,9 +18,10 @@ from .errors import (
     UninitializedReadError,
     UnsupportedInstruction,
 )
+from .kernel import Kernel
 from .machine import Device, launch
 from .memory import GlobalMemory
-from .parse import Kernel, parse_kernel
+from .parse import parse_kernel
 from .report import Report
 
 __all__ = [

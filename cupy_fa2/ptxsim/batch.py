@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from .errors import UninitializedReadError
 from .hazards import Reporter
+from .kernel import Instruction, Vector
 from .memory import GlobalMemory
 from .operands import Registers, Selection
-from .parse import Instruction, Vector
 from .report import Report
 from .shared import SharedMemory
 from .types import Array

@@ -17,16 +17,14 @@ from .bind_memory import MEMORY
 from .bind_warp import WARP
 from .errors import UnsupportedInstruction
 from .isa import decode
+from .kernel import Instruction, Vector
 from .operands import Selection
 from .operation import Modifiers, Operation
-from .parse import Instruction, Vector
 from .types import UNSIGNED
 
 
 def bind(instruction: Instruction, batch: Batch) -> Step:
-    """Make the step of an instruction, with its guard predicate and the check that its registers are
-    defined.
-    """
+    """Make the step of an instruction, its guard and the check of its registers included."""
     raw = BINDERS.get(instruction.base, bind_operation)(instruction, batch)
     guard = guard_of(instruction, batch)
     reads, writes = instruction.registers()
@@ -61,9 +59,7 @@ def bind(instruction: Instruction, batch: Batch) -> Step:
 
 
 def guard_of(instruction: Instruction, batch: Batch) -> Callable[[Selection], npt.NDArray[np.bool_]] | None:
-    """A function that reads the guard predicate, defined or else a hazard; None for an unguarded
-    instruction.
-    """
+    """A function that reads the guard predicate; None where there is no guard."""
     predicate = instruction.predicate
     if predicate is None:
         return None

@@ -8,9 +8,9 @@ import numpy as np
 
 from .batch import Batch, Binder, Step, items
 from .errors import MisalignedAddressError, OutOfBoundsError, UnsupportedInstruction
+from .kernel import Instruction, Reg
 from .operands import Selection
 from .operation import Modifiers
-from .parse import Instruction, Reg
 from .types import DTYPES, UNSIGNED, Array, bits_of
 
 #: Where the generic address space shows shared memory and the kernel's parameters; elsewhere it is global
@@ -66,9 +66,7 @@ def _access(instruction: Instruction, m: Modifiers) -> tuple[str, str, int]:
 
 
 def _by_space(space: str, where: Array, lanes: Array) -> list[tuple[str, Any, Array]]:
-    """Split an access by the memory it goes to: the space, which threads (None: all), their addresses
-    there.
-    """
+    """Split an access by memory: which one, which threads (None for all), their addresses in it."""
     if space != "generic":
         return [(space, None, where)]
     kinds = [
@@ -243,9 +241,7 @@ def _bind_copy(instruction: Instruction, batch: Batch, m: Modifiers) -> Step:
             batch.report.on_global(False, where, width, None if sel is None else lanes)
         else:
             given = amount(sel)
-            wanted = np.broadcast_to(
-                np.where(given, 0, width) if ignore else given.astype(np.int64), lanes.shape
-            )
+            wanted = np.broadcast_to(np.where(given, 0, width) if ignore else given.astype(np.int64), lanes.shape)
             rows = _load_part(batch, where, wanted, width, lanes, sel is None)
         offset = batch.shared.store(to(sel), rows, lanes, asynchronous=True)
         batch.report.on_shared("cp.async", offset, width, None if sel is None else lanes)
@@ -263,9 +259,7 @@ def _load_part(batch: Batch, where: Array, wanted: Array, width: int, lanes: Arr
     if (wanted > width).any():
         raise OutOfBoundsError(f"cp.async of more source bytes than its {width}", lanes=lanes[wanted > width])
     if (odd := (wanted > 0) & (where % width != 0)).any():
-        raise MisalignedAddressError(
-            f"cp.async from an address that is no multiple of {width}", lanes=lanes[odd]
-        )
+        raise MisalignedAddressError(f"cp.async from an address that is no multiple of {width}", lanes=lanes[odd])
     rows = np.zeros((lanes.size, width // 4), np.uint32)
     if whole.any():
         rows[whole] = batch.memory.load(where[whole], 4, width // 4, lanes[whole])
@@ -274,9 +268,7 @@ def _load_part(batch: Batch, where: Array, wanted: Array, width: int, lanes: Arr
     for amount in np.unique(wanted[~whole & (wanted > 0)]):
         part = np.flatnonzero(wanted == amount)
         each = (where[part, None] + np.arange(amount)).reshape(-1)
-        octets[part, :amount] = batch.memory.load(each, 1, 1, np.repeat(lanes[part], amount)).reshape(
-            -1, amount
-        )
+        octets[part, :amount] = batch.memory.load(each, 1, 1, np.repeat(lanes[part], amount)).reshape(-1, amount)
         batch.report.on_global(False, where[part], width, lanes[part])
     return rows
 

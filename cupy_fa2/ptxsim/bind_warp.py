@@ -10,9 +10,9 @@ from . import warp
 from .batch import Batch, Binder, Step, items
 from .errors import DivergenceError, UnsupportedInstruction
 from .hazards import WARP_STEP
+from .kernel import Instruction
 from .operands import Selection
 from .operation import Modifiers
-from .parse import Instruction
 from .types import Array
 
 FULL_MASK = 0xFFFFFFFF
@@ -27,15 +27,11 @@ def require_warps(instruction: Instruction, batch: Batch, sel: Selection) -> Non
     if not ((counts == 0) | (counts == 32)).all():
         partial = (counts != 0) & (counts != 32)
         bad = lanes[partial[lanes >> 5]]
-        raise DivergenceError(
-            f"only {counts[partial][0]} lanes of a warp reach {instruction.opcode}", lanes=bad
-        )
+        raise DivergenceError(f"only {counts[partial][0]} lanes of a warp reach {instruction.opcode}", lanes=bad)
 
 
 def require_members(instruction: Instruction, batch: Batch, sel: Selection, mask: Array) -> None:
-    """Refuse a ``.sync`` instruction whose member mask names lanes that are not here, or not a lane that
-    is.
-    """
+    """Refuse a ``.sync`` instruction whose member mask is not the lanes that reach it."""
     if sel is None and mask.size == 1 and mask[0] == FULL_MASK:
         return
     lanes = batch.chosen(sel)
@@ -54,11 +50,7 @@ def bind_mma(instruction: Instruction, batch: Batch) -> Step:
     m = Modifiers(instruction.modifiers)
     accumulator, t, t_b, result = m.type(), m.type(), m.type(), m.type()
     shape = m.choice(("m16n8k16", "m16n8k8"))
-    ok = (
-        all(m.flag(name) for name in ("sync", "aligned", "row", "col"))
-        and shape
-        and t == t_b in ("f16", "bf16")
-    )
+    ok = all(m.flag(name) for name in ("sync", "aligned", "row", "col")) and shape and t == t_b in ("f16", "bf16")
     if not ok or result != accumulator or accumulator not in ("f32", "f16"):
         raise UnsupportedInstruction(f"{instruction.opcode} is not supported")
     m.done()
@@ -82,9 +74,7 @@ def bind_mma(instruction: Instruction, batch: Batch) -> Step:
         if word == "b32":
             added = warp.unpack_accumulators([np.ascontiguousarray(x) for x in added])
         values = warp.mma(fetch(a_read, sel, count), fetch(b_read, sel, count), added, t)
-        for write, value in zip(
-            d_write, values if word == "f32" else warp.pack_accumulators(values), strict=True
-        ):
+        for write, value in zip(d_write, values if word == "f32" else warp.pack_accumulators(values), strict=True):
             write(sel, value)
 
     return step
@@ -120,6 +110,7 @@ def bind_ldmatrix(instruction: Instruction, batch: Batch) -> Step:
 
 
 def take_shared(m: Modifiers) -> None:
+    """Take the space of an instruction that works on shared memory only."""
     if not m.choice(("shared", "shared_cta")):
         raise UnsupportedInstruction("only .shared addresses are supported here")
 
@@ -164,9 +155,7 @@ def bind_vote(instruction: Instruction, batch: Batch) -> Step:
         raise UnsupportedInstruction(f"{instruction.opcode} is not supported")
     m.done()
     predicate, mask = (
-        (registers.reader(s, u) for s, u in zip(sources, ("pred", "b32"), strict=True))
-        if sources
-        else (None, None)
+        (registers.reader(s, u) for s, u in zip(sources, ("pred", "b32"), strict=True)) if sources else (None, None)
     )
 
     def step(sel: Selection) -> None:

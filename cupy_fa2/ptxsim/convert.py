@@ -69,6 +69,7 @@ def convert_entry(m: Modifiers) -> Operation:
     def pack(high: Array, low: Array) -> Array:
         # The first operand becomes the HIGH half.
         upper, lower = (one(x).view(np.uint16).astype(np.uint32) for x in (high, low))
-        return upper << np.uint32(16) | lower
+        result: Array = upper << np.uint32(16) | lower
+        return result
 
     return Operation((target,), (source, source), pack)

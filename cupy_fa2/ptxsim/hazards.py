@@ -107,13 +107,9 @@ class SharedHazards:
         if self.in_flight:
             self._refuse_flying(granules, lanes, "read")
         if not (valid := self.valid[granules]).all():
-            self._raise(
-                UninitializedReadError, "shared memory that nothing has written is read", ~valid, lanes
-            )
+            self._raise(UninitializedReadError, "shared memory that nothing has written is read", ~valid, lanes)
         if (race := unordered(self.write[granules], moments)).any():
-            self._raise(
-                RaceError, "shared memory is read with no barrier since another thread wrote it", race, lanes
-            )
+            self._raise(RaceError, "shared memory is read with no barrier since another thread wrote it", race, lanes)
         self.read[granules] = noted = _merged(self.read[granules], moments)
         differ = self.read[granules] != noted
         if differ.any():
@@ -160,9 +156,7 @@ class SharedHazards:
         self.committed[sel] += 1
 
     def on_wait(self, pending: int, lanes: Array, moments: Moments) -> None:
-        """Retire all but the latest `pending` groups of each thread; its moment is of all threads of the
-        batch.
-        """
+        """Retire all but the latest `pending` groups of `lanes`; `moments` are of the whole batch."""
         limit = np.full(self.committed.size, -1, np.int64)
         limit[lanes] = self.committed[lanes] - pending
         kept = []
@@ -198,9 +192,7 @@ class SharedHazards:
 
     def _refuse_flying(self, granules: Array, lanes: Array, verb: str) -> None:
         if (flying := self.flying[granules]).any():
-            message = (
-                f"shared memory is {verb} while a cp.async to it is in flight: no wait has retired its group"
-            )
+            message = f"shared memory is {verb} while a cp.async to it is in flight: no wait has retired its group"
             self._raise(AsyncCopyError, message, flying, lanes)
 
     def _raise(self, kind: type[HazardError], message: str, bad: Array, lanes: Array) -> None:
@@ -215,9 +207,7 @@ def _flat(granules: Array, moments: Moments) -> tuple[Array, Moments]:
 
 
 def _merged(before: Moments, now: Moments) -> Moments:
-    """The reads to remember: the latest, widened where the earlier one is of another thread of the same
-    interval.
-    """
+    """The reads to remember: the latest, widened to stand for unordered earlier ones too."""
     differ = before ^ now
     recent = differ < BLOCK_STEP
     if not recent.any():

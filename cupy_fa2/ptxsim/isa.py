@@ -22,10 +22,10 @@ from .operation import Function, Modifiers, Operation, flush
 from .types import DTYPES, Array, bits_of, is_float
 
 
-def _arithmetic(integer: Function, floating: Function, arity: int = 2) -> Callable[[Modifiers], Operation]:
+def _arithmetic(plain: Function, floating: Function, arity: int = 2) -> Callable[[Modifiers], Operation]:
     def build(m: Modifiers) -> Operation:
         t = m.type()
-        return _floating(floating, t, m, arity) if is_float(t) else Operation((t,), (t,) * arity, integer)
+        return _floating(floating, t, m, arity) if is_float(t) else Operation((t,), (t,) * arity, plain)
 
     return build
 
@@ -38,15 +38,16 @@ def _multiply(m: Modifiers, addend: bool = False) -> Operation:
         return _floating(np.multiply, t, m, 2)
     part = m.choice(("lo", "hi", "wide"))
     result = _double_width(t) if part == "wide" else t
+    if not part:
+        raise UnsupportedInstruction("an integer product needs .lo, .hi or .wide")
+    product: Function = np.multiply if part == "lo" else integer.product_high
     if part == "wide":
         wide = DTYPES[result]
 
         def product(a: Array, b: Array) -> Array:
-            return a.astype(wide) * b.astype(wide)
-    elif part:
-        product = np.multiply if part == "lo" else integer.product_high
-    else:
-        raise UnsupportedInstruction("an integer product needs .lo, .hi or .wide")
+            full: Array = a.astype(wide) * b.astype(wide)
+            return full
+
     if not addend:
         return Operation((result,), (t, t), product)
     return Operation((result,), (t, t, result), lambda a, b, c: product(a, b) + c)
@@ -63,36 +64,40 @@ def _divide_entry(m: Modifiers) -> Operation:
 # Comparison and selection
 
 _ORDERED: dict[str, Function] = {
-    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
-    "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
-}  # fmt: skip
+    "eq": np.equal,
+    "ne": np.not_equal,
+    **dict.fromkeys(("lt", "lo"), np.less),
+    **dict.fromkeys(("le", "ls"), np.less_equal),
+    **dict.fromkeys(("gt", "hi"), np.greater),
+    **dict.fromkeys(("ge", "hs"), np.greater_equal),
+}
 _COMBINE: dict[str, Function] = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 
 
 def compare(name: str, t: str) -> Function:
-    """The comparison `name` for type `t`; of floats, those that end in ``u`` are true when an operand is
-    NaN.
-    """
-    if name == "num" or name == "nan":
-        unordered: Function = lambda a, b: np.isnan(a) | np.isnan(b)  # noqa: E731
-        return unordered if name == "nan" else lambda a, b: ~unordered(a, b)
+    """The comparison `name` for type `t`; those of floats that end in ``u`` hold for NaN."""
+    if name in ("num", "nan"):
+        return _unordered if name == "nan" else _negation(_unordered)
     if name in _ORDERED:
-        plain = _ORDERED[name]
-        # NumPy's != is true for NaN; the ordered one of PTX is false.
-        return plain if name != "ne" or not is_float(t) else lambda a, b: (a < b) | (a > b)
-    opposite = _ORDERED[{"equ": "ne", "neu": "eq", "ltu": "ge", "leu": "gt", "gtu": "le", "geu": "lt"}[name]]
-    return compare("ne", t) if name == "equ" and not is_float(t) else _negation(compare(_name(opposite), t))
+        # NumPy's != holds for NaN; the ordered one of PTX does not.
+        return _ordered_unequal if name == "ne" and is_float(t) else _ORDERED[name]
+    return _negation(compare(_OPPOSITE[name], t))
 
 
-def _name(function: Function) -> str:
-    return next(name for name, known in _ORDERED.items() if known is function)
+def _unordered(a: Array, b: Array) -> Array:
+    return np.isnan(a) | np.isnan(b)
+
+
+def _ordered_unequal(a: Array, b: Array) -> Array:
+    return (a < b) | (a > b)
 
 
 def _negation(function: Function) -> Function:
     return lambda a, b: ~function(a, b)
 
 
-_COMPARISONS = (*_ORDERED, "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
+_OPPOSITE = {"equ": "ne", "neu": "eq", "ltu": "ge", "leu": "gt", "gtu": "le", "geu": "lt"}
+_COMPARISONS = (*_ORDERED, *_OPPOSITE, "num", "nan")
 
 
 def _set_predicate(m: Modifiers) -> Operation:
@@ -130,13 +135,11 @@ def _fused(m: Modifiers) -> Operation:
     return _floating(fma, t, m, 3)
 
 
-def _extremum(
-    integer: Function, floating: Function, propagating: Function
-) -> Callable[[Modifiers], Operation]:
+def _extremum(plain: Function, floating: Function, propagating: Function) -> Callable[[Modifiers], Operation]:
     def build(m: Modifiers) -> Operation:
         t = m.type()
         chosen = propagating if m.flag("NaN") else floating
-        return _floating(chosen, t, m, 2) if is_float(t) else Operation((t,), (t, t), integer)
+        return _floating(chosen, t, m, 2) if is_float(t) else Operation((t,), (t, t), plain)
 
     return build
 
@@ -231,7 +234,7 @@ TABLE: dict[str, Callable[[Modifiers], Operation]] = {
     "bfi": integer.field_insert,
     "lop3": integer.logic3,
     "prmt": integer.permute,
-    "popc": integer.counting(lambda a: np.bitwise_count(a).astype(np.uint32)),
+    "popc": integer.counting(integer.count_ones),
     "clz": integer.counting(integer.count_leading_zeros),
     "bfind": integer.counting(integer.find_top),
     "brev": integer.same_type(integer.reverse_bits, 1),

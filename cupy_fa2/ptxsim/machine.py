@@ -13,9 +13,9 @@ import numpy.typing as npt
 from .batch import Batch, Step
 from .bind import bind
 from .errors import HazardError, LaunchError, SimulationError
+from .kernel import TYPE_BYTES, Imm, Kernel
 from .memory import GlobalMemory
 from .operands import Registers
-from .parse import TYPE_BYTES, Imm, Kernel
 from .report import Report
 from .scheduler import Scheduler, is_control
 from .shared import SharedLayout, SharedMemory
@@ -82,15 +82,11 @@ def launch(
     layout = SharedLayout(kernel.shared, shared_bytes)
     used = layout.static_bytes + shared_bytes
     if not 0 < threads <= device.threads_per_block or threads % 32:
-        raise LaunchError(
-            f"a block of {threads} threads: whole warps, at most {device.threads_per_block} threads"
-        )
+        raise LaunchError(f"a block of {threads} threads: whole warps, at most {device.threads_per_block} threads")
     if min(grid) < 1:
         raise LaunchError(f"an empty grid {grid}")
     if used > device.shared_per_block:
-        raise LaunchError(
-            f"{used} bytes of shared memory; a block of {device.name} has {device.shared_per_block}"
-        )
+        raise LaunchError(f"{used} bytes of shared memory; a block of {device.name} has {device.shared_per_block}")
     parameters = _parameter_space(kernel, [params] if isinstance(params, bytes) else params)
     report = Report()
     machine = _Machine(kernel, grid, block, layout, parameters, memory, report, hazards == "collect")
@@ -125,11 +121,7 @@ def narrowest_shared_access(kernel: Kernel) -> int:
         if instruction.base in ("ld", "st") and not elsewhere:
             vector = next((int(m[1]) for m in modifiers if m in ("v2", "v4")), 1)
             width = min(width, TYPE_BYTES.get(modifiers[-1], 1) * vector)
-        elif (
-            instruction.base == "cp"
-            and len(instruction.operands) >= 3
-            and isinstance(instruction.operands[2], Imm)
-        ):
+        elif instruction.base == "cp" and len(instruction.operands) >= 3 and isinstance(instruction.operands[2], Imm):
             width = min(width, instruction.operands[2].value)
     return width
 
@@ -214,9 +206,7 @@ class _Machine:
         lanes = np.arange(threads)
         first = int(self.blocks[0]) * self.block_threads + 1
         grid_threads = (lanes + first).astype(np.uint32)
-        return Batch(
-            registers, shared, self.memory, self.params, self.report, self.hazard, lanes, grid_threads
-        )
+        return Batch(registers, shared, self.memory, self.params, self.report, self.hazard, lanes, grid_threads)
 
     def _specials(self) -> dict[str, Array]:
         thread = np.tile(np.arange(self.block_threads), self.blocks.size)
@@ -224,8 +214,10 @@ class _Machine:
         lane = (thread & 31).astype(np.uint64)
         one = np.uint64(1)
         specials = {
-            "%laneid": lane, "%warpid": thread >> 5, "%nwarpid": np.full_like(thread, self.block_threads >> 5),
-            "%lanemask_eq": one << lane, "%lanemask_lt": (one << lane) - one, "%lanemask_le": (one << lane) * 2 - one,
+            "%laneid": lane, "%warpid": thread >> 5,
+            "%nwarpid": np.full_like(thread, self.block_threads >> 5),
+            "%lanemask_eq": one << lane, "%lanemask_lt": (one << lane) - one,
+            "%lanemask_le": (one << lane) * 2 - one,
             "%dynamic_smem_size": np.full_like(thread, self.layout.dynamic_bytes),
         }  # fmt: skip
         specials["%lanemask_ge"] = ~specials["%lanemask_lt"] & np.uint64(0xFFFFFFFF)

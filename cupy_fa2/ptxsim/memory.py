@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .elements import ElementGrid
 from .errors import (
     HazardError,
-    LaunchError,
     MisalignedAddressError,
     OutOfBoundsError,
     RaceError,
@@ -28,67 +28,6 @@ _GAP = 1 << 34
 _FIRST_ADDRESS = 0x10_0000_0000
 #: Above this span the bytes of a writable view are not tracked one by one: the tables would not fit.
 _TRACKED_SPAN = 1 << 30
-_MASKED_SPAN = 1 << 30
-
-
-class ElementGrid:
-    """Decides which byte offsets of a strided view belong to its elements.
-
-    Offsets count from the view's lowest byte. Where the strides nest (each one at least as long as what the
-    smaller ones cover), a few divisions decide and the view may have any size; where they interleave or
-    overlap, a mask does.
-    """
-
-    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
-        self.first = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)
-        self.run = itemsize
-        self.levels: list[tuple[int, int]] = []
-        self.mask: npt.NDArray[np.bool_] | None = None
-        nested = True
-        covered = itemsize
-        for stride, count in sorted((abs(s), n) for n, s in zip(shape, strides, strict=True) if s and n > 1):
-            nested &= stride >= covered
-            if not self.levels and stride == self.run:
-                self.run *= count
-            elif self.levels and stride == self.levels[-1][0] * self.levels[-1][1]:
-                self.levels[-1] = (self.levels[-1][0], self.levels[-1][1] * count)
-            else:
-                self.levels.append((stride, count))
-            covered += (count - 1) * stride
-        self.span = covered
-        if not nested:
-            if self.span > _MASKED_SPAN:
-                raise LaunchError("a view whose strides interleave is too large to check element by element")
-            self.mask = np.zeros(self.span, np.bool_)
-            elements = np.lib.stride_tricks.as_strided(
-                self.mask[-self.first :], (*shape, itemsize), (*strides, 1)
-            )
-            elements[...] = True
-
-    def contains(self, offset: Array, width: int) -> npt.NDArray[np.bool_]:
-        """Whether all of the `width` bytes at each offset are elements' bytes."""
-        inside = self._in_one_run(offset, width) if self.mask is None else np.zeros(offset.shape, np.bool_)
-        if not inside.all():
-            # Two runs may touch; and a mask knows no runs.
-            rest = np.flatnonzero(~inside)
-            each = offset[rest, None] + np.arange(width)
-            inside[rest] = (self._in_one_run(each, 1) if self.mask is None else self._in_mask(each)).all(
-                axis=1
-            )
-        return inside
-
-    def _in_one_run(self, offset: Array, width: int) -> npt.NDArray[np.bool_]:
-        rest = offset
-        for stride, count in reversed(self.levels):
-            rest = rest - np.clip(rest // stride, 0, count - 1) * stride
-        result: npt.NDArray[np.bool_] = (rest >= 0) & (rest <= self.run - width)
-        return result
-
-    def _in_mask(self, offset: Array) -> npt.NDArray[np.bool_]:
-        assert self.mask is not None
-        inside = (offset >= 0) & (offset < self.span)
-        inside[inside] = self.mask[offset[inside]]
-        return inside
 
 
 class BoundView:
@@ -159,9 +98,7 @@ class GlobalMemory:
         self._lows = np.zeros(0, np.int64)
         self._report: Reporter = _raise
 
-    def bind(
-        self, array: npt.NDArray[Any], name: str, writable: bool = False, readable: bool | None = None
-    ) -> int:
+    def bind(self, array: npt.NDArray[Any], name: str, writable: bool = False, readable: bool | None = None) -> int:
         """Make an array known to kernels.
 
         Parameters
@@ -212,9 +149,7 @@ class GlobalMemory:
             )
         which = np.searchsorted(self._lows, address, side="right") - 1
         first = int(which[0])
-        groups = (
-            [(first, None)] if (which == first).all() else [(int(i), which == i) for i in np.unique(which)]
-        )
+        groups = [(first, None)] if (which == first).all() else [(int(i), which == i) for i in np.unique(which)]
         result = []
         for index, chosen in groups:
             here = address if chosen is None else address[chosen]
@@ -237,11 +172,11 @@ class GlobalMemory:
         result: Array = np.empty((address.size, count), UNSIGNED[8 * unit])
         for view, chosen, offset in self._checked(address, unit, count, "read", lanes):
             if view.tracked and not view.readable:
-                fresh = ~view.written[view.items(offset, unit * count)].all(axis=1)
+                fresh = ~np.all(view.written[view.items(offset, unit * count)], axis=1)
                 if fresh.any():
                     message = "read of {}, which nothing has written"
                     self._hazard(UninitializedReadError, message, view, offset, fresh, _chosen(lanes, chosen))
-            rows = view.units(unit, count)[(offset + view.lead) // (unit * count)]
+            rows: Array = view.units(unit, count)[(offset + view.lead) // (unit * count)]
             if chosen is None:
                 return rows
             result[chosen] = rows
@@ -269,15 +204,11 @@ class GlobalMemory:
             old[slice(None) if chosen is None else chosen] = before
         return old
 
-    def _writable(
-        self, address: Array, unit: int, count: int, lanes: Array
-    ) -> list[tuple[BoundView, Any, Array]]:
+    def _writable(self, address: Array, unit: int, count: int, lanes: Array) -> list[tuple[BoundView, Any, Array]]:
         parts = self._checked(address, unit, count, "write", lanes)
         for view, chosen, _ in parts:
             if not view.writable:
-                raise OutOfBoundsError(
-                    f"write to {view.name}, which is read-only", lanes=_chosen(lanes, chosen)
-                )
+                raise OutOfBoundsError(f"write to {view.name}, which is read-only", lanes=_chosen(lanes, chosen))
         return parts
 
     def _track(self, view: BoundView, offset: Array, width: int, who: Array, lanes: Array) -> None:
@@ -302,9 +233,7 @@ class GlobalMemory:
     def describe(self, address: int) -> str:
         """An address in words: relative to the view that it is in or near."""
         index = int(np.searchsorted(self._lows, address, side="right")) - 1
-        near = [
-            v for v in self.views[max(index, 0) : index + 2] if -_GAP < address - v.low < v.grid.span + _GAP
-        ]
+        near = [v for v in self.views[max(index, 0) : index + 2] if -_GAP < address - v.low < v.grid.span + _GAP]
         if not near:
             return f"address {address:#x}, far from every bound array"
         view = min(near, key=lambda v: max(v.low - address, address - v.low - v.grid.span))

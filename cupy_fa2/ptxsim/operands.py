@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import UnsupportedInstruction
-from .parse import Address, Ignored, Imm, Operand, Reg, Special, Symbol
+from .kernel import Address, Ignored, Imm, Operand, Reg, Special, Symbol
 from .types import DTYPES, SIGNED, UNSIGNED, Array, bits_of, is_float, is_signed
 
 Selection = slice | npt.NDArray[np.int64] | None

@@ -9,153 +9,24 @@ import re
 import struct
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from .errors import Frame, ParseError, UnsupportedInstruction
-
-#: Width in bits of each register type; 1 stands for a predicate.
-REGISTER_BITS = {
-    "pred": 1,
-    **{f"{kind}{bits}": bits for kind in "busf" for bits in (16, 32, 64)},
-    "f16x2": 32,
-}
-TYPE_BYTES = {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64)}
-
-#: Opcodes whose first operand is not a result.
-NO_RESULT = frozenset(
-    [
-        "st",
-        "red",
-        "bra",
-        "bar",
-        "barrier",
-        "cp",
-        "membar",
-        "fence",
-        "ret",
-        "exit",
-        "prefetch",
-        "prefetchu",
-        "trap",
-        "brkpt",
-        "nanosleep",
-        "pmevent",
-        "discard",
-    ]
+from .kernel import (
+    REGISTER_BITS,
+    TYPE_BYTES,
+    Address,
+    Ignored,
+    Imm,
+    Instruction,
+    Kernel,
+    Operand,
+    Param,
+    Reg,
+    SharedVariable,
+    Special,
+    Symbol,
+    Vector,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Reg:
-    """A register, by its index in `Kernel.registers`; a predicate operand may be negated."""
-
-    index: int
-    bits: int
-    negated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Imm:
-    """A literal: an integer, or the bit pattern of a float of `float_bits` bits."""
-
-    value: int
-    float_bits: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Special:
-    """A read-only machine register such as ``%tid.x``."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    """The address of a shared variable or of a parameter."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """``[base + offset]``."""
-
-    base: Reg | Imm | Symbol
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Vector:
-    """``{a, b, ...}``, or the two results of ``d|p``."""
-
-    items: tuple[Operand, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Ignored:
-    """The operand ``_``: a result nobody wants."""
-
-
-Operand = Reg | Imm | Special | Symbol | Address | Vector | Ignored
-
-
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """One instruction; `target` is the branch destination as an instruction index."""
-
-    opcode: str
-    base: str
-    modifiers: tuple[str, ...]
-    operands: tuple[Operand, ...]
-    predicate: Reg | None
-    line: int
-    text: str
-    frames: tuple[Frame, ...]
-    target: int = -1
-
-    def registers(self) -> tuple[frozenset[int], frozenset[int]]:
-        """Indices of the registers it reads and of those it writes, its predicate left out."""
-        split = 0 if self.base in NO_RESULT else 1
-        reads, writes = set[int](), set[int]()
-        for position, operand in enumerate(self.operands):
-            # The address of a destination does not occur: only st and red begin with one.
-            _collect(operand, writes if position < split else reads)
-        return frozenset(reads), frozenset(writes)
-
-
-@dataclass(frozen=True, slots=True)
-class Param:
-    """A kernel parameter in the parameter space."""
-
-    name: str
-    offset: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class SharedVariable:
-    """A shared array; the dynamic one has size 0."""
-
-    name: str
-    size: int
-    align: int
-    dynamic: bool
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A parsed kernel, ready to be launched any number of times."""
-
-    name: str
-    params: tuple[Param, ...]
-    shared: tuple[SharedVariable, ...]
-    registers: tuple[tuple[str, int], ...] = field(repr=False)
-    instructions: tuple[Instruction, ...] = field(repr=False)
-
-    @property
-    def param_bytes(self) -> int:
-        """Size of the parameter space."""
-        return max((p.offset + p.size for p in self.params), default=0)
 
 
 def parse_kernel(ptx: str | bytes, entry: str, sources: Mapping[str, str] | None = None) -> Kernel:
@@ -202,9 +73,7 @@ _INSTRUCTION = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,{}\[\]]+")
 _INTEGER = re.compile(r"([+-]?)(0[xX][\da-fA-F]+|\d+)U?$")
 _RANGE = re.compile(r"(%?[A-Za-z_$][\w$]*?)<(\d+)>$")
-_SPECIAL = re.compile(
-    r"%(?:(?:n?tid|n?ctaid)\.[xyz]|laneid|warpid|nwarpid|lanemask_\w\w|dynamic_smem_size|clock\w*)$"
-)
+_SPECIAL = re.compile(r"%(?:(?:n?tid|n?ctaid)\.[xyz]|laneid|warpid|nwarpid|lanemask_\w\w|dynamic_smem_size|clock\w*)$")
 
 
 def _params(text: str) -> tuple[Param, ...]:
@@ -228,16 +97,6 @@ def _files(text: str, sources: Mapping[str, str] | None) -> dict[int, tuple[str,
         matching = [body for key, body in (sources or {}).items() if name.endswith(key) or key.endswith(name)]
         files[int(number)] = (name, matching[0].splitlines() if matching else [])
     return files
-
-
-def _collect(operand: Operand, into: set[int]) -> None:
-    if isinstance(operand, Reg):
-        into.add(operand.index)
-    elif isinstance(operand, Address):
-        _collect(operand.base, into)
-    elif isinstance(operand, Vector):
-        for item in operand.items:
-            _collect(item, into)
 
 
 class _Body:
@@ -309,9 +168,7 @@ class _Body:
                 else:
                     self.scopes[-1][name] = self.new_register(name, bits)
         elif words[0] == ".local":
-            raise self.unsupported(
-                "local memory: an array of this kernel does not stay in registers", text, position
-            )
+            raise self.unsupported("local memory: an array of this kernel does not stay in registers", text, position)
         elif words[0] not in (".shared", ".pragma"):
             raise self.unsupported(f"directive {words[0]}", text, position)
 
@@ -355,12 +212,8 @@ class _Body:
                     raise ParseError(f"{guard} is not a predicate")
                 predicate = Reg(register.index, 1, bool(negated))
             if base == "bra":
-                return Instruction(
-                    opcode, base, tuple(modifiers), (), predicate, line, text, frames
-                ), rest.strip()
-            operands = tuple(
-                self.operand(part.strip()) for part in _OPERAND.findall(rest) if not part.isspace()
-            )
+                return Instruction(opcode, base, tuple(modifiers), (), predicate, line, text, frames), rest.strip()
+            operands = tuple(self.operand(part.strip()) for part in _OPERAND.findall(rest) if not part.isspace())
         except ParseError as error:
             error.line, error.text, error.frames = line, text, frames
             raise

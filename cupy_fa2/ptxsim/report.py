@@ -55,9 +55,7 @@ class Report:
 
     @property
     def shared_wavefronts(self) -> int:
-        """Passes over the banks of shared memory; `wavefronts` has them by kind: ld, st, ldmatrix,
-        cp.async.
-        """
+        """Passes over shared memory; `wavefronts` has them by kind (ld, st, ldmatrix, cp.async)."""
         return self.wavefronts.total()
 
     @property
@@ -100,9 +98,7 @@ class Report:
 
     def __str__(self) -> str:
         busiest = ", ".join(f"{opcode} {n}" for opcode, n in self.instructions.most_common(6))
-        kinds = ", ".join(
-            f"{kind} {n}/{self.wavefronts_ideal[kind]}" for kind, n in sorted(self.wavefronts.items())
-        )
+        kinds = ", ".join(f"{kind} {n}/{self.wavefronts_ideal[kind]}" for kind, n in sorted(self.wavefronts.items()))
         lines = [
             f"{self.blocks} blocks, {self.warps} warps, {self.instructions.total()} warp instructions, "
             f"{self.barriers} barriers, {self.seconds:.2f} s",
@@ -117,9 +113,7 @@ class Report:
         return "\n".join(lines + [str(hazard) for hazard in self.hazards])
 
     def on_shared(self, kind: str, offsets: Array, width: int, lanes: Array | None) -> None:
-        """Count an access of `width` bytes per thread at these bytes of shared memory; `lanes` None: all
-        threads.
-        """
+        """Count an access to shared memory, `width` bytes per thread; `lanes` None: all threads."""
         # A wide access takes the warp in parts, each of at most one wavefront's bytes.
         unit = max(width, 4)
         banks = WAVEFRONT_BYTES // unit
@@ -130,9 +124,7 @@ class Report:
         else:
             ordered, fresh = _distinct(phases)
             row, column = np.nonzero(fresh)
-            counts = np.bincount(
-                row * banks + (ordered[row, column] & (banks - 1)), minlength=len(phases) * banks
-            )
+            counts = np.bincount(row * banks + (ordered[row, column] & (banks - 1)), minlength=len(phases) * banks)
             used = int(counts.reshape(-1, banks).max(axis=1).sum())
             ideal = int(fresh.any(axis=1).sum())
         self.wavefronts[kind] += used

@@ -18,8 +18,8 @@ from .batch import Batch, Step
 from .bind import guard_of
 from .bind_warp import require_warps
 from .errors import DivergenceError, SimulationError, UnsupportedInstruction
+from .kernel import Imm, Instruction
 from .operands import Selection
-from .parse import Imm, Instruction
 
 CONTROL = frozenset(("bra", "ret", "exit", "bar", "barrier", "trap"))
 Lanes = npt.NDArray[np.int64]
@@ -191,14 +191,12 @@ class Scheduler:
         self.batch.report.barriers += self.batch.lanes[lanes].size // self.block_threads
 
     def _refuse_waiting(self) -> None:
-        """Refuse a batch that ended with threads at a barrier: the others of their block exited, or wait
-        elsewhere.
-        """
+        """Refuse a batch that ended with threads at a barrier that others of their block never reach."""
         waiting = np.flatnonzero(self._resume >= 0)
         if waiting.size:
             self.pc = int(self._resume[waiting[0]]) - 1
             mine = waiting[waiting // self.block_threads == waiting[0] // self.block_threads]
             raise DivergenceError(
-                f"{mine.size} of {self.block_threads} threads of a block wait at a barrier that the others never reach",
+                f"{mine.size} of {self.block_threads} threads of a block wait at a barrier the others never reach",
                 lanes=mine,
             )

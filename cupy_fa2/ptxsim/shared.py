@@ -1,6 +1,4 @@
-"""The shared memory of a batch of blocks: bounds, alignment, contents; `SharedHazards` judges every
-access.
-"""
+"""Shared memory of a batch of blocks: bounds, alignment and contents."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import numpy as np
 
 from .errors import MisalignedAddressError, OutOfBoundsError
 from .hazards import Moments, Reporter, SharedHazards, after_block_barrier, first_moments, whole_warp
-from .parse import SharedVariable
+from .kernel import SharedVariable
 from .types import UNSIGNED, Array
 
 #: Shared addresses start here, so that address 0 is nobody's.
@@ -22,9 +20,7 @@ _PLACEMENT = 128
 
 
 class SharedLayout:
-    """Where each shared variable of a kernel lies: the static ones, then the dynamic ones, all at one
-    place.
-    """
+    """Where each shared variable of a kernel lies: the static ones, then the dynamic ones."""
 
     def __init__(self, variables: Iterable[SharedVariable], dynamic_bytes: int) -> None:
         self.dynamic_bytes = dynamic_bytes
@@ -65,9 +61,7 @@ class SharedMemory:
         What to do with a hazard.
     """
 
-    def __init__(
-        self, layout: SharedLayout, granule: int, blocks: int, block_threads: int, report: Reporter
-    ) -> None:
+    def __init__(self, layout: SharedLayout, granule: int, blocks: int, block_threads: int, report: Reporter) -> None:
         self.layout = layout
         self.granule = granule
         self.stride = -(-layout.end // _PLACEMENT) * _PLACEMENT
@@ -91,9 +85,7 @@ class SharedMemory:
         return self._words(unit, count)[offset // (unit * count)], offset
 
     def load_rows(self, address: Array, lanes: Array) -> tuple[Array, Array]:
-        """Read 16 bytes at each address for ``ldmatrix``: what each row holds goes to many lanes of the
-        warp.
-        """
+        """Read the rows of ``ldmatrix``, 16 bytes each: what one lane names goes to many."""
         offset = self._offsets(address, 16, lanes, "read")
         self.hazards.on_read(self._granules(offset, 16), whole_warp(self.moments[lanes]), lanes)
         return self._words(4, 4)[offset // 16], offset
@@ -125,14 +117,13 @@ class SharedMemory:
             outside |= (address + width > hole_start) & (address < hole_end)
         if outside.any():
             bad = np.flatnonzero(outside)
-            where = int(address[bad[0]]) - low
-            message = (
-                f"{verb} of {width} bytes at byte {where} of the block's shared memory, not inside a variable"
-            )
+            byte = int(address[bad[0]]) - low
+            message = f"{verb} of {width} bytes at byte {byte} of the block's shared memory, not inside a variable"
             raise OutOfBoundsError(f"{message} (it has {self.layout.end - low} bytes)", lanes=lanes[bad])
         if (misaligned := address & (width - 1)).any():
             bad = np.flatnonzero(misaligned)
-            message = f"{verb} of {width} bytes at shared address {int(address[bad[0]]):#x}, not a multiple of {width}"
+            where = f"shared address {int(address[bad[0]]):#x}"
+            message = f"{verb} of {width} bytes at {where}, not a multiple of {width}"
             raise MisalignedAddressError(message, lanes=lanes[bad])
         offset: Array = self._block_start[lanes] + address
         return offset

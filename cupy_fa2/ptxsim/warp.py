@@ -58,9 +58,7 @@ def unpack_accumulators(registers: Sequence[Array]) -> list[Array]:
 def pack_accumulators(values: Sequence[Array]) -> list[Array]:
     """The inverse of `unpack_accumulators`, rounding."""
     return [
-        np.ascontiguousarray(np.stack(values[i : i + 2], axis=1).astype(np.float16))
-        .view(np.uint32)
-        .reshape(-1)
+        np.ascontiguousarray(np.stack(values[i : i + 2], axis=1).astype(np.float16)).view(np.uint32).reshape(-1)
         for i in (0, 2)
     ]
 
