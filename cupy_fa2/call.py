@@ -19,7 +19,7 @@ from cupy_fa2 import ptxsim
 from cupy_fa2.device import cuda_device
 from cupy_fa2.params import FWD_PARAMS, MAX_SEQLEN
 from cupy_fa2.plan import Plan, encode_forward, plan_forward
-from cupy_fa2.problem import LAYOUTS, Problem, padded_head_dim
+from cupy_fa2.problem import Problem, padded_head_dim
 from cupy_fa2.runtime import CupyKernel, current_simulator, load_cuda, refuse_capture
 
 __all__ = ["flash_attention"]
@@ -70,13 +70,12 @@ def flash_attention(
     """See `cupy_fa2.flash_attention`: decide where the call runs, and run it."""
     if return_lse is not True and return_lse is not False:
         raise TypeError(f"return_lse must be a bool, got {type(return_lse).__name__}")
-    cupy = sys.modules.get("cupy")  # whoever has a CuPy array has imported it
-    on_cuda = cupy is not None and type(q) is type(k) is type(v) is cupy.ndarray
-    if not on_cuda:
+    cupy: Any = sys.modules.get("cupy")  # whoever has a CuPy array has imported it
+    if cupy is None or not type(q) is type(k) is type(v) is cupy.ndarray:
         if all(isinstance(x, np.ndarray) for x in (q, k, v)):
             return _simulate(q, k, v, causal, align, softmax_scale, layout, out, out_dtype, return_lse)
-        q, k, v = (_adopt(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-        import cupy
+        cupy = _import_cupy()
+        q, k, v = (_adopt(cupy, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     if out is not None and not isinstance(out, cupy.ndarray):
         raise TypeError(
             f"out must be a cupy.ndarray, got {type(out).__name__}; wrap other arrays with cupy.from_dlpack(out)"
@@ -93,14 +92,18 @@ def flash_attention(
         return _launch(cupy, q, k, v, causal, align, softmax_scale, layout, out, out_dtype, return_lse)
 
 
-def _adopt(name: str, x: Any) -> Any:
-    """Any array on a CUDA device as a CuPy array over the same memory."""
+def _import_cupy() -> Any:
     try:
         import cupy
     except ImportError as error:
         raise ImportError(
-            "arrays on a GPU need CuPy: pip install cupy-cuda12x 'cuda-toolkit[nvrtc,cudart]==12.*'"
+            "arrays that are not NumPy's need CuPy: pip install cupy-cuda12x 'cuda-toolkit[nvrtc,cudart]==12.*'"
         ) from error
+    return cupy
+
+
+def _adopt(cupy: Any, name: str, x: Any) -> Any:
+    """Any array on a CUDA device as a CuPy array over the same memory."""
     if isinstance(x, cupy.ndarray):
         return x
     if isinstance(x, np.ndarray):
@@ -163,14 +166,10 @@ def _launch(
     if not call.empty:
         if any(problem.copied):
             refuse_capture("q, k or v has to be copied first", "pass aligned arrays with a contiguous last axis")
-            q, k, v = (
-                _packed(cupy, x) if copied else x for x, copied in zip((q, k, v), problem.copied, strict=True)
-            )
+            q, k, v = (_packed(cupy, x) if copied else x for x, copied in zip((q, k, v), problem.copied, strict=True))
             q_ptr, k_ptr, v_ptr = q.data.ptr, k.data.ptr, v.data.ptr
         args = bytearray(call.args)
-        _POINTERS.pack_into(
-            args, _POINTERS_AT, q_ptr, k_ptr, v_ptr, out.data.ptr, 0 if lse is None else lse.data.ptr
-        )
+        _POINTERS.pack_into(args, _POINTERS_AT, q_ptr, k_ptr, v_ptr, out.data.ptr, 0 if lse is None else lse.data.ptr)
         if diagonals:
             _DIAGONALS.pack_into(args, _DIAGONALS_AT, diagonals)
         call.kernel(call.plan, args)
@@ -297,7 +296,7 @@ def _device_diagonals(cupy: Any, align: Any, device_id: int) -> tuple[Any, int]:
         return int(align), 0
     if not hasattr(align, "shape"):
         return align, 0  # left to Problem, to refuse by name
-    align = _adopt("align", align)
+    align = _adopt(cupy, "align", align)
     if align.data.device_id != device_id:
         raise ValueError(f"align must be on q's CUDA device {device_id}, got {align.data.device_id}")
     if align.dtype.kind not in "iu" or align.ndim != 1 or align.size == 0:
@@ -330,7 +329,7 @@ def _check_overlap(out: Any, out_address: int, inputs: tuple[tuple[str, Any, int
             continue
         a, b = (np.asarray(_Footprint(y, at)) for y, at in ((out, out_address), (x, address)))
         try:
-            overlap = np.shares_memory(a, b, max_work=100_000)
+            overlap = np.shares_memory(a, b, max_work=100_000)  # type: ignore[arg-type]  # any int is right
         except np.exceptions.TooHardError:
             overlap = True
         if overlap:

@@ -7,6 +7,7 @@ depends on: the rendered unit, every included text, the options, the NVRTC versi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -225,10 +226,8 @@ def build(spec: KernelSpec, arch: str, *, line_info: bool = False) -> Binary:
             return _built[digest]
     path = cache_dir() / f"{spec.name}_{arch}_{digest[:32]}.bin"
     binary: Binary | None = None
-    try:
+    with contextlib.suppress(OSError):  # not there yet, or not readable: build
         binary = _decode(path.read_bytes(), spec.name, arch, path)
-    except OSError:
-        pass  # not there yet, or not readable: build
     if binary is None:
         ptx, cubin, log = compile_source(unit, headers, spec.name, options)
         usage, spills = _USAGE.search(log), _SPILLS.search(log)

@@ -236,9 +236,7 @@ def check_align(align: Any, batch: int, seqlen_q: int, seqlen_k: int) -> int | N
         # Beyond the lengths nothing changes; the kernel's field is 32-bit.
         return max(-MAX_SEQLEN, min(int(align), MAX_SEQLEN))
     if not hasattr(align, "dtype") or not hasattr(align, "shape"):
-        raise TypeError(
-            f"align must be 'bottom-right', 'top-left', an int or an int array, got {type(align).__name__}"
-        )
+        raise TypeError(f"align must be 'bottom-right', 'top-left', an int or an int array, got {type(align).__name__}")
     if np.dtype(align.dtype).kind not in "iu":
         raise TypeError(f"align, as an array, must hold integers, got {align.dtype}")
     if tuple(align.shape) == ():
@@ -293,7 +291,10 @@ def _check_out(out: Any, shape: tuple[int, ...], kind: str) -> tuple[int, ...]:
     span = 1
     for stride, size in sorted((abs(s) // item, n) for s, n in zip(out.strides, shape, strict=True) if n > 1):
         if stride < span:
-            raise ValueError(f"out must not overlap itself or interleave its axes, got shape {shape} with strides {tuple(out.strides)}")
+            raise ValueError(
+                "out must not overlap itself or interleave its axes, got shape "
+                f"{shape} with strides {tuple(out.strides)}"
+            )
         span = stride * (size - 1) + span
     return tuple(int(stride) // item for stride in out.strides)
 

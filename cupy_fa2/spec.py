@@ -133,10 +133,11 @@ class KernelSpec:
         """The translation unit."""
         mask = "CausalMask" if self.causal else "NoMask"
         score = "ScoreMods<Negate>" if self.negate else "ScoreMods<>"
+        epilogue = f"WriteOut<{self.out_dtype}, {str(self.out_vectors).lower()}>"
         return f"""#include "sm80/fwd.cuh"
 using namespace fa2;
 using Kernel = FwdKernel<{self.tile.render()},
-                         {self.dtype}, {mask}, {score}, DenseKV, WriteOut<{self.out_dtype}, {str(self.out_vectors).lower()}>>;
+                         {self.dtype}, {mask}, {score}, DenseKV, {epilogue}>;
 static_assert(Kernel::kThreads == {self.tile.threads} && Kernel::kSharedBytes == {self.tile.shared_bytes});
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, {self.min_blocks})
 {ENTRY}(const __grid_constant__ FwdParams params) {{ Kernel::run(params); }}

@@ -122,10 +122,9 @@ inline float shfl_xor(float value) {
 // True on every lane if `predicate` is true on any.
 inline bool any(bool predicate) {
   u32 result;
-  asm volatile(
-      "{\n .reg .pred p, q;\n setp.ne.u32 p, %1, 0;\n vote.sync.any.pred q, p, %2;\n selp.u32 %0, 1, 0, q;\n}"
-      : "=r"(result)
-      : "r"(static_cast<u32>(predicate)), "n"(kAllLanes));
+  asm volatile("{\n .reg .pred p, q;\n setp.ne.u32 p, %1, 0;\n vote.sync.any.pred q, p, %2;\n selp.u32 %0, 1, 0, q;\n}"
+               : "=r"(result)
+               : "r"(static_cast<u32>(predicate)), "n"(kAllLanes));
   return result != 0;
 }
 

@@ -3,9 +3,9 @@
 // A row keeps a reference m and the sum l = sum_j 2^(s_j - m) over the keys seen, with O = sum_j 2^(s_j - m) v_j beside
 // it; s are the scores times `scale` (softmax_scale * log2 e), which is folded into the exponent's fused multiply-add.
 // Textbook m is the running maximum. Here it follows the maximum only when that has grown by more than `kSlack` (in
-// log2): until then probabilities may reach 2^kSlack, which float32 sums and 16-bit probabilities hold without loss, and
-// the pass over O is saved. Each row decides for itself, or its result would depend on its neighbours in the tile; the
-// warp vote only skips code that would multiply by 1. kSlack = 0 is the textbook.
+// log2): until then probabilities may reach 2^kSlack, which float32 sums and 16-bit probabilities hold without loss,
+// and the pass over O is saved. Each row decides for itself, or its result would depend on its neighbours in the tile;
+// the warp vote only skips code that would multiply by 1. kSlack = 0 is the textbook.
 #pragma once
 
 #include "core/tile.cuh"

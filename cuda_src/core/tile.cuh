@@ -8,13 +8,13 @@ namespace fa2 {
 
 // ---- shared tiles ---------------------------------------------------------------------------------------------------
 //
-// kRows x kCols 16-bit elements, cut by columns into panels 64 wide, then at most one 32 and one 16 wide (head_dim 80 is
-// 64 + 16). A panel holds its rows one after the other. Its unit is the 16-byte chunk of 8 elements, which is what
+// kRows x kCols 16-bit elements, cut by columns into panels 64 wide, then at most one 32 and one 16 wide (head_dim 80
+// is 64 + 16). A panel holds its rows one after the other. Its unit is the 16-byte chunk of 8 elements, which is what
 // cp.async writes and what one row of an ldmatrix matrix reads.
 //
-// The swizzle: chunk c of row r is stored in slot c ^ key(r). ldmatrix reads one chunk column of 8 consecutive rows at a
-// time; those 8 chunks have to fall into 8 different 16-byte bank groups, of which there are 8 (32 banks x 4 bytes). A
-// 64-wide row spans all 8 groups, so the key is r % 8; a 32-wide row spans 4 groups and two rows share a line, so the
+// The swizzle: chunk c of row r is stored in slot c ^ key(r). ldmatrix reads one chunk column of 8 consecutive rows at
+// a time; those 8 chunks have to fall into 8 different 16-byte bank groups, of which there are 8 (32 banks x 4 bytes).
+// A 64-wide row spans all 8 groups, so the key is r % 8; a 32-wide row spans 4 groups and two rows share a line, so the
 // key is (r / 2) % 4; a 16-wide one spans 2, and the key is (r / 4) % 2.
 template <int kRows, int kCols>
 struct SharedTile {

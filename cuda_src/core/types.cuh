@@ -19,7 +19,7 @@ struct bf16 {
 };
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
-constexpr float kLowest = -3.40282347e38f;  // the lowest finite float
+constexpr float kLowest = -3.40282347e38f;     // the lowest finite float
 constexpr float kLn2 = 0.693147180559945309f;  // the softmax works in base 2, `lse` is a natural logarithm
 constexpr int kWarpSize = 32;
 

@@ -45,8 +45,8 @@ struct WriteOut {
     softmax.finish();
     char* const out = reinterpret_cast<char*>(params.out) +
                       (work.batch * params.out_stride_batch + work.head * params.out_stride_head) * kItemSize;
-    float* const lse =
-        reinterpret_cast<float*>(params.lse) + (work.batch * params.lse_stride_batch + work.head * params.lse_stride_head);
+    float* const lse = reinterpret_cast<float*>(params.lse) +
+                       (work.batch * params.lse_stride_batch + work.head * params.lse_stride_head);
 #pragma unroll
     for (int r = 0; r < kMTiles * kRowsPerMTile; ++r) {
       const int row = work.row_begin + warp_row + fragment_row(r);

@@ -1,5 +1,5 @@
-// Which keys a query row may see, as a range: [0, row_end(row)). row_end never falls from one row to the next, so a tile
-// of rows needs the keys up to its last row's end, and needs no mask up to its first row's.
+// Which keys a query row may see, as a range: [0, row_end(row)). row_end never falls from one row to the next, so a
+// tile of rows needs the keys up to its last row's end, and needs no mask up to its first row's.
 #pragma once
 
 #include "core/types.cuh"

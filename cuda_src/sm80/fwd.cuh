@@ -1,7 +1,8 @@
 // The forward of FlashAttention-2 for mma.sync, sm_80 and later.
 //
-// A block computes kBlockM query rows of one head. Q stays in shared memory, K and V pass through it in tiles of kBlockN
-// keys, one ahead of the arithmetic. Warps are stacked along the rows, so that a row's softmax never leaves its warp.
+// A block computes kBlockM query rows of one head. Q stays in shared memory, K and V pass through it in tiles of
+// kBlockN keys, one ahead of the arithmetic. Warps are stacked along the rows, so that a row's softmax never leaves its
+// warp.
 #pragma once
 
 #include "core/gemm.cuh"
@@ -19,8 +20,8 @@ struct FwdTile {
   int block_m, block_n;      // query rows and keys of a tile
   int head_dim, head_dim_v;  // rounded up to 16
   int num_warps;
-  int stages;        // 2: K and V are double-buffered; 1: each has one buffer, refilled as soon as it is free
-  int slack;         // log2 by which a row maximum may grow before O is rescaled (softmax.cuh)
+  int stages;          // 2: K and V are double-buffered; 1: each has one buffer, refilled as soon as it is free
+  int slack;           // log2 by which a row maximum may grow before O is rescaled (softmax.cuh)
   bool last_to_first;  // the order of the key tiles
 };
 
@@ -116,9 +117,8 @@ struct FwdKernel {
 
       copy_tile_async<QTile, kThreads>(sQ, KV::queries(params, work.batch, work.head).from(work.row_begin),
                                        params.seqlen_q - work.row_begin, params.head_dim);
-      Stream stream{params, KV::keys(params, work.batch, work.head_k), KV::values(params, work.batch, work.head_k),
-                    sK,     sV,
-                    0};
+      Stream stream{
+          params, KV::keys(params, work.batch, work.head_k), KV::values(params, work.batch, work.head_k), sK, sV, 0};
       stream.start(n_block);
 
       const auto q = row_operand<QTile>(sQ, warp_row);

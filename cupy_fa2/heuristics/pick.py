@@ -39,4 +39,4 @@ def pick_forward(head_dim: int, head_dim_v: int, device: Device) -> tuple[FwdTil
         if problem is None:
             return tile, reason
         refused.append(f"{tile.block_m}x{tile.block_n}, {tile.stages} stage(s) {problem}")
-    raise ValueError(f"no forward tile for head_dim {head_dim}, {head_dim_v} fits on {device.name}: {'; '.join(refused)}")
+    raise ValueError(f"no tile for head_dim {head_dim}, {head_dim_v} fits on {device.name}: {'; '.join(refused)}")
