@@ -27,21 +27,23 @@ def bind(instruction: Instruction, batch: Batch) -> Step:
     """Make the step of an instruction, its guard and the check of its registers included."""
     raw = BINDERS.get(instruction.base, bind_operation)(instruction, batch)
     guard = guard_of(instruction, batch)
-    reads, writes = instruction.registers()
-    # Once all these are defined for all threads, no check can fail any more.
-    everything = reads | writes
-    settled = False
+    registers = batch.registers
+    # Once all these are defined for all threads, no check can fail until other blocks take the registers
+    # over.
+    everything = instruction.reads | instruction.writes
+    settled = -1
 
     def check(sel: Selection) -> None:
         nonlocal settled
-        for index in reads:
+        for index in instruction.reads:
             batch.require_defined(index, sel)
-        for index in writes:
-            batch.registers.define(index, sel)
-        settled = everything <= batch.registers.complete
+        for index in instruction.writes:
+            registers.define(index, sel)
+        if everything <= registers.complete:
+            settled = registers.generation
 
     def step(sel: Selection) -> None:
-        if not settled:
+        if settled != registers.generation:
             check(sel)
         raw(sel)
 

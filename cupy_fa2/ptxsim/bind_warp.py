@@ -64,8 +64,9 @@ def bind_mma(instruction: Instruction, batch: Batch) -> Step:
         raise UnsupportedInstruction(f"{instruction.opcode} with fragments of another size")
 
     def fetch(readers: list[Any], sel: Selection, count: int) -> list[Array]:
-        # A literal stands for the same value in all lanes.
-        return [np.broadcast_to(read(sel), count) for read in readers]
+        values = [read(sel) for read in readers]
+        # A literal is one value, for all lanes.
+        return [value if value.size == count else np.broadcast_to(value, count) for value in values]
 
     def step(sel: Selection) -> None:
         require_warps(instruction, batch, sel)

@@ -101,6 +101,12 @@ class SharedHazards:
         #: Groups committed so far, by thread: an open copy belongs to the group of that number.
         self.committed = np.zeros(threads, np.int64)
 
+    def forget(self) -> None:
+        """Start over, for other blocks."""
+        for table in (self.valid, self.write, self.read, self.flying, self.committed):
+            table[:] = 0
+        self.in_flight = []
+
     def on_read(self, granules: Array, moments: Moments, lanes: Array) -> None:
         """Check and note reads; row i of `granules` is read at ``moments[i]`` by thread ``lanes[i]``."""
         granules, moments = _flat(granules, moments)

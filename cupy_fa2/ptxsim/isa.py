@@ -11,7 +11,8 @@ bit). The ``.approx`` functions give the correctly rounded result, closer than a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable
 
 import numpy as np
 
@@ -253,7 +254,8 @@ TABLE: dict[str, Callable[[Modifiers], Operation]] = {
 }
 
 
-def decode(base: str, modifiers: Iterable[str]) -> Operation:
+@functools.lru_cache(maxsize=1024)
+def decode(base: str, modifiers: tuple[str, ...]) -> Operation:
     """Look an opcode up.
 
     Raises

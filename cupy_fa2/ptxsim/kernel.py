@@ -94,7 +94,11 @@ Operand = Reg | Imm | Special | Symbol | Address | Vector | Ignored
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction; `target` is the branch destination as an instruction index."""
+    """One instruction.
+
+    `target` is the branch destination as an instruction index; `reads` and `writes` are the indices of the
+    registers it reads and of those it writes, its guard predicate left out.
+    """
 
     opcode: str
     base: str
@@ -105,15 +109,8 @@ class Instruction:
     text: str
     frames: tuple[Frame, ...]
     target: int = -1
-
-    def registers(self) -> tuple[frozenset[int], frozenset[int]]:
-        """Indices of the registers it reads and of those it writes, its predicate left out."""
-        split = 0 if self.base in NO_RESULT else 1
-        reads, writes = set[int](), set[int]()
-        for position, operand in enumerate(self.operands):
-            # The address of a destination does not occur: only st and red begin with one.
-            _collect(operand, writes if position < split else reads)
-        return frozenset(reads), frozenset(writes)
+    reads: frozenset[int] = frozenset()
+    writes: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +146,16 @@ class Kernel:
     def param_bytes(self) -> int:
         """Size of the parameter space."""
         return max((p.offset + p.size for p in self.params), default=0)
+
+
+def used_registers(base: str, operands: tuple[Operand, ...]) -> tuple[frozenset[int], frozenset[int]]:
+    """The registers that an instruction reads and those that it writes."""
+    # Only stores begin with an address, and they have no result: no address is written to.
+    results = 0 if base in NO_RESULT else 1
+    reads, writes = set[int](), set[int]()
+    for position, operand in enumerate(operands):
+        _collect(operand, writes if position < results else reads)
+    return frozenset(reads), frozenset(writes)
 
 
 def _collect(operand: Operand, into: set[int]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -94,12 +96,24 @@ def launch(
     total = grid[0] * grid[1] * grid[2]
     per_thread = sum(max(bits // 8, 1) for _, bits in kernel.registers) + 1
     size = min(_BATCH_THREADS // threads or 1, _BATCH_BYTES // (per_thread * threads) or 1, total)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), _no_collection():
         for first in range(0, total, size):
             machine.run(np.arange(first, min(first + size, total)))
     report.blocks, report.warps = total, total * threads // 32
     report.seconds = time.perf_counter() - start
     return report
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Pause the garbage collector: binding makes closures by the ten thousand, none of them garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _parameter_space(kernel: Kernel, params: Sequence[bytes]) -> Array:
@@ -148,14 +162,19 @@ class _Machine:
         self.blocks: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self.scheduler: Scheduler | None = None
         self.binding = 0
+        #: Made once for each size of batch: binding costs as much as running a few thousand instructions.
+        self.batch: Batch | None = None
+        self.steps: list[Step] = []
 
     def run(self, blocks: npt.NDArray[np.int64]) -> None:
         """Run some blocks to their end."""
         self.blocks, self.scheduler = blocks, None
         try:
-            batch = self._batch()
-            steps = self._steps(batch)
-            self.scheduler = Scheduler(self.kernel.instructions, steps, batch, self.block_threads)
+            if self.batch is None or self.batch.lanes.size != blocks.size * self.block_threads:
+                self.batch = self._new_batch()
+                self.steps = self._new_steps(self.batch)
+            self._occupy(self.batch)
+            self.scheduler = Scheduler(self.kernel.instructions, self.steps, self.batch, self.block_threads)
             self.scheduler.run()
         except SimulationError as error:
             self._locate(error)
@@ -186,7 +205,7 @@ class _Machine:
             inside = sorted({n % self.block_threads for n in error.lanes if n // self.block_threads == first})
             error.threads = tuple(inside)
 
-    def _steps(self, batch: Batch) -> list[Step]:
+    def _new_steps(self, batch: Batch) -> list[Step]:
         steps: list[Step] = []
         for index, instruction in enumerate(self.kernel.instructions):
             self.binding = index
@@ -194,19 +213,32 @@ class _Machine:
             steps.append(_never if is_control(instruction) else bind(instruction, batch))
         return steps
 
-    def _batch(self) -> Batch:
+    def _new_batch(self) -> Batch:
         threads = self.blocks.size * self.block_threads
         words = {1: np.dtype(np.bool_), **UNSIGNED}
         symbols = dict(self.layout.addresses)
         symbols.update((param.name, param.offset) for param in self.kernel.params)
-        values = [np.zeros(threads, words[bits]) for _, bits in self.kernel.registers]
-        names = [name for name, _ in self.kernel.registers]
-        registers = Registers(names, values, self._specials(), symbols, threads)
+        registers = Registers(
+            names=[name for name, _ in self.kernel.registers],
+            values=[np.zeros(threads, words[bits]) for _, bits in self.kernel.registers],
+            specials=self._specials(),
+            symbols=symbols,
+            threads=threads,
+        )
         shared = SharedMemory(self.layout, self.granule, self.blocks.size, self.block_threads, self.hazard)
         lanes = np.arange(threads)
+        return Batch(
+            registers, shared, self.memory, self.params, self.report, self.hazard, lanes, lanes.astype(np.uint32)
+        )
+
+    def _occupy(self, batch: Batch) -> None:
+        """Let the blocks take a batch over: new numbers, nothing defined, nothing written."""
+        batch.registers.forget()
+        batch.shared.forget()
+        for name, value in self._specials().items():
+            batch.registers.specials[name][:] = value
         first = int(self.blocks[0]) * self.block_threads + 1
-        grid_threads = (lanes + first).astype(np.uint32)
-        return Batch(registers, shared, self.memory, self.params, self.report, self.hazard, lanes, grid_threads)
+        batch.grid_threads[:] = (batch.lanes + first).astype(np.uint32)
 
     def _specials(self) -> dict[str, Array]:
         thread = np.tile(np.arange(self.block_threads), self.blocks.size)

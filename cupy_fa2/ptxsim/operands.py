@@ -43,6 +43,14 @@ class Registers:
     #: Registers that every thread of the batch has written.
     complete: set[int] = field(default_factory=set)
     partial: dict[int, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    #: Grows when other blocks take the registers over.
+    generation: int = 0
+
+    def forget(self) -> None:
+        """Make all registers undefined again."""
+        self.complete.clear()
+        self.partial.clear()
+        self.generation += 1
 
     def undefined(self, index: int, sel: Selection) -> npt.NDArray[np.bool_] | None:
         """Which of the selected threads have not written a register; None when all have."""
@@ -84,8 +92,8 @@ class Registers:
         if isinstance(operand, Special):
             if operand.name not in self.specials:
                 raise UnsupportedInstruction(f"special register {operand.name} is not supported")
-            special = self.specials[operand.name].astype(DTYPES[t])
-            return lambda sel: special if sel is None else special[sel]
+            special, wide = self.specials[operand.name], DTYPES[t]
+            return lambda sel: (special if sel is None else special[sel]).astype(wide)
         if isinstance(operand, Reg):
             raw = self.values[operand.index]
             if operand.negated:

@@ -9,6 +9,7 @@ import re
 import struct
 from bisect import bisect_right
 from collections.abc import Mapping
+from dataclasses import replace
 
 from .errors import Frame, ParseError, UnsupportedInstruction
 from .kernel import (
@@ -26,6 +27,7 @@ from .kernel import (
     Special,
     Symbol,
     Vector,
+    used_registers,
 )
 
 
@@ -217,15 +219,15 @@ class _Body:
         except ParseError as error:
             error.line, error.text, error.frames = line, text, frames
             raise
-        return Instruction(opcode, base, tuple(modifiers), operands, predicate, line, text, frames), ""
+        used = used_registers(base, operands)
+        return Instruction(opcode, base, tuple(modifiers), operands, predicate, line, text, frames, -1, *used), ""
 
     def resolve(self, instruction: Instruction, label: str) -> Instruction:
         if not label:
             return instruction
         if label not in self.labels:
             raise ParseError(f"branch to unknown label {label}", line=instruction.line, text=instruction.text)
-        fields = {name: getattr(instruction, name) for name in Instruction.__slots__}
-        return Instruction(**{**fields, "target": self.labels[label]})
+        return replace(instruction, target=self.labels[label])
 
     def operand(self, text: str) -> Operand:
         # What is made of other operands may name registers of the innermost scope, so it is known only there.

@@ -67,12 +67,18 @@ class SharedMemory:
         self.stride = -(-layout.end // _PLACEMENT) * _PLACEMENT
         # Poison: read as a float of any width, all ones is NaN.
         self._bytes = np.full(self.stride * blocks, 0xFF, np.uint8)
-        threads = blocks * block_threads
-        self.hazards = SharedHazards(self._bytes.size // granule, threads, report)
-        self.moments: Moments = first_moments(block_threads, blocks)
+        self.hazards = SharedHazards(self._bytes.size // granule, blocks * block_threads, report)
+        self._first_moments: Moments = first_moments(block_threads, blocks)
+        self.moments = self._first_moments.copy()
         self._block_start = np.repeat(np.arange(blocks, dtype=np.int64) * self.stride, block_threads)
         self._units: dict[tuple[int, int], Array] = {}
         self._steps = {width: np.arange(width // granule) for width in (1, 2, 4, 8, 16) if width >= granule}
+
+    def forget(self) -> None:
+        """Poison everything again, for other blocks."""
+        self._bytes[:] = 0xFF
+        self.moments[:] = self._first_moments
+        self.hazards.forget()
 
     def pass_barrier(self, lanes: Any) -> None:
         """All threads of some blocks passed a barrier of the block."""

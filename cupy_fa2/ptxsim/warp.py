@@ -15,10 +15,12 @@ from .types import DTYPES, Array
 
 def _halves(registers: Sequence[Array], t: str) -> Array:
     """32-bit registers of two 16-bit floats -> float32 of shape (register, warp, group, member, half)."""
-    words = np.stack(registers).reshape(len(registers), -1, 8, 4)
+    words = np.concatenate(registers).reshape(len(registers), -1, 8, 4)
     if t == "bf16":
         # A bfloat16 is the upper half of a float32.
-        pairs = np.stack((words << np.uint32(16), words & np.uint32(0xFFFF0000)), axis=-1)
+        pairs = np.empty((*words.shape, 2), np.uint32)
+        np.left_shift(words, np.uint32(16), out=pairs[..., 0])
+        np.bitwise_and(words, np.uint32(0xFFFF0000), out=pairs[..., 1])
         return pairs.view(np.float32)
     return words.view(np.float16).reshape(*words.shape, 2).astype(np.float32)
 
@@ -39,7 +41,7 @@ def b_matrix(registers: Sequence[Array], t: str) -> Array:
 
 def c_matrix(registers: Sequence[Array]) -> Array:
     """Accumulator fragments, four float32 registers -> (warp, 16, 8)."""
-    parts = np.stack(registers).reshape(2, 2, -1, 8, 4)
+    parts = np.concatenate(registers).reshape(2, 2, -1, 8, 4)
     return parts.transpose(2, 0, 3, 4, 1).reshape(-1, 16, 8)
 
 
