@@ -77,15 +77,15 @@ class Checks:
 
     def call(self, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, Any]:
         """Out and lse, given that the dtypes, shapes and kind of both are right."""
+        if isinstance(options.get("align"), np.ndarray):
+            options["align"] = self.xp.asarray(options["align"])
         out, lse = cupy_fa2.flash_attention(q, k, v, return_lse=True, **options)
         assert isinstance(out, self.xp.ndarray)
         assert isinstance(lse, self.xp.ndarray)
         assert out.shape == (*q.shape[:3], v.shape[3])
         assert out.dtype == np.dtype(options.get("out_dtype") or q.dtype)
         assert lse.dtype == np.float32
-        batch, num_heads, seqlen_q = (
-            q.shape[i] for i in ((0, 1, 2) if options.get("layout") == "bhsd" else (0, 2, 1))
-        )
+        batch, num_heads, seqlen_q = (q.shape[i] for i in ((0, 1, 2) if options.get("layout") == "bhsd" else (0, 2, 1)))
         assert lse.shape == (batch, num_heads, seqlen_q)
         return out, lse
 
@@ -108,9 +108,7 @@ class Checks:
             assert (x.shape, x.dtype) == (y.shape, y.dtype)
             integer = np.dtype(f"u{x.dtype.itemsize}")
             different = np.argwhere(x.view(integer) != y.view(integer))
-            assert len(different) == 0, (
-                f"{name} differs in {len(different)} elements, first at {different[0]}"
-            )
+            assert len(different) == 0, f"{name} differs in {len(different)} elements, first at {different[0]}"
 
 
 @pytest.fixture(scope="session")
@@ -131,6 +129,4 @@ def example(
     """An `Example` of which only the interesting fields are named."""
     fields.setdefault("num_heads_k", num_heads)
     fields.setdefault("head_dim_v", head_dim)
-    return replace(
-        Example(dtype, batch, seqlen_q, seqlen_k, num_heads, num_heads, head_dim, head_dim), **fields
-    )
+    return replace(Example(dtype, batch, seqlen_q, seqlen_k, num_heads, num_heads, head_dim, head_dim), **fields)

@@ -47,9 +47,7 @@ def test_edge_lengths_of_keys(fa, seqlen, causal):
             fa.check(example(dtype, seqlen_q=seqlen_q, seqlen_k=seqlen, num_heads=1, causal=causal))
 
 
-@pytest.mark.parametrize(
-    "head_dim", [*range(8, 257, 8), 1, 2, 3, 7, 9, 12, 33, 63, 65, 100, 127, 129, 201, 255]
-)
+@pytest.mark.parametrize("head_dim", [*range(8, 257, 8), 1, 2, 3, 7, 9, 12, 33, 63, 65, 100, 127, 129, 201, 255])
 def test_head_dims(fa, head_dim):
     """Every multiple of 8 and odd ones between, the dtypes in turn."""
     for dtype in fa.size([list(DTYPES)[head_dim // 8 % 2]], list(DTYPES)):
@@ -89,9 +87,7 @@ def test_values_of_another_head_dim(fa, dtype, head_dim, head_dim_v):
 @pytest.mark.parametrize(("num_heads", "num_heads_k"), [(1, 1), (2, 1), (6, 2), (6, 3), (7, 1), (8, 8)])
 def test_grouped_heads(fa, num_heads, num_heads_k):
     fa.check(
-        example(
-            "bfloat16", fa.size(1, 3), seqlen_q=fa.size(20, 200), num_heads=num_heads, num_heads_k=num_heads_k
-        )
+        example("bfloat16", fa.size(1, 3), seqlen_q=fa.size(20, 200), num_heads=num_heads, num_heads_k=num_heads_k)
     )
 
 
@@ -127,18 +123,17 @@ def test_alignment_without_causal_changes_nothing(fa):
     fa.same_bits(fa.call(q, k, v, align=-3), fa.call(q, k, v))
 
 
-@pytest.mark.parametrize("kind", [np.int8, np.int32, np.int64, "device"])
+@pytest.mark.parametrize("kind", [np.int8, np.int32, np.int64, np.uint8])
 def test_alignment_array_kinds(fa, kind):
     q, k, v = example(batch=3, num_heads=1).arrays(fa.xp)
-    offsets = [4, -6, 30]
-    align = fa.xp.array(offsets) if kind == "device" else np.array(offsets, kind)
-    out, lse = fa.call(q, k, v, causal=True, align=align)
-    assert_attention_close(out, lse, q, k, v, causal=True, align=offsets)
+    for step in (1, 2, -1):
+        offsets = [4, 0, 9, 30, 2, 17] if kind == np.uint8 else [4, -6, -1, 30, 2, -40]
+        align = fa.xp.array(offsets, kind)[: 3 * abs(step)][::step]
+        out, lse = fa.call(q, k, v, causal=True, align=align)
+        assert_attention_close(out, lse, q, k, v, causal=True, align=host(align))
 
 
-@pytest.mark.parametrize(
-    "scale", [0, 0.0, 1, -1, -0.125, 1e-8, 3.5, np.float64(0.1), np.float32(-0.5), np.int64(1)]
-)
+@pytest.mark.parametrize("scale", [0, 0.0, 1, -1, -0.125, 1e-8, 3.5, np.float64(0.1), np.float32(-0.5), np.int64(1)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scales(fa, dtype, scale):
     fa.check(example(dtype, softmax_scale=scale, num_heads=1, causal=True))
@@ -181,9 +176,7 @@ def test_out_is_written_in_place_and_nothing_beside_it(fa, storage, out_dtype):
     q, k, v = e.arrays(fa.xp)
     expected = fa.call(q, k, v, causal=True, out_dtype=out_dtype)
     out = poisoned(q.shape, out_dtype or q.dtype, storage, xp=fa.xp)
-    result, lse = cupy_fa2.flash_attention(
-        q, k, v, causal=True, out=out, out_dtype=out_dtype, return_lse=True
-    )
+    result, lse = cupy_fa2.flash_attention(q, k, v, causal=True, out=out, out_dtype=out_dtype, return_lse=True)
     assert result is out
     fa.same_bits((out, lse), expected)
     assert_poison_intact(out)
