@@ -1,0 +1,237 @@
+"""`python -m cupy_fa2`: what it prints, what it returns, and what it says where something is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupy_fa2
+from cupy_fa2 import __main__ as command
+from cupy_fa2 import ceiling, ptxsim
+from cupy_fa2.compile import CompileError, compile_source, gather_sources
+
+SMALL = ["--seqlen", "40", "--head-dim", "32"]
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and document of a run with ``--json``."""
+    code = command.main([*options, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_simulated_run_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["run", "--simulate", *SMALL]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Simulating, as asked. Running in the simulator")
+    assert "seqlen 40, 1 head, head_dim 32, float16" in lines[2]
+    text = "\n".join(lines)
+    assert "\nnot causal\n" in text
+    assert "\ncausal\n" in text
+    assert text.count("right: 40 rows against float64") == 2
+    assert lines[-1] == "All results are right."
+
+
+def test_simulated_run_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--device", "RTX 4090", "--dtype", "bfloat16", "--heads", "4", "--heads-k", "2", "--batch", "2"]
+    code, document = run_json(capsys, *options, *SMALL, "--causal")
+    assert code == 0
+    assert document["passed"] is True
+    assert (document["where"], document["device"]) == ("simulator", "RTX 4090")
+    assert document["sizes"] == {
+        "batch": 2, "seqlen": 40, "heads": 4, "heads_k": 2, "head_dim": 32, "dtype": "bfloat16"
+    }  # fmt: skip
+    (run,) = document["runs"]
+    assert run["causal"] is True
+    assert run["check"]["rows"] == 2 * 4 * 40
+    assert run["check"]["out_error"] <= run["check"]["out_allowed"]
+    assert run["launch"]["blocks"] == 8
+    assert run["launch"]["mma"] > 0
+    assert run["launch"]["bank_conflicts"] == 0
+    assert run["launch"]["global_load_sectors"] == run["launch"]["global_load_sectors_ideal"]
+
+
+def test_default_example_is_the_advertised_one(capsys: pytest.CaptureFixture[str]) -> None:
+    code, document = run_json(capsys, "--simulate")
+    assert code == 0
+    assert [run["causal"] for run in document["runs"]] == [False, True]
+    assert document["sizes"]["seqlen"] == 256
+    assert document["sizes"]["head_dim"] == 128
+
+
+@pytest.mark.parametrize("damage", [0.1, np.nan])
+def test_wrong_result_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, damage: float) -> None:
+    right = cupy_fa2.flash_attention
+
+    def wrong(*args: Any, **options: Any) -> Any:
+        out, lse = right(*args, **options)
+        out[0, 7, 0, 3] += out.dtype.type(damage)
+        return out, lse
+
+    monkeypatch.setattr(cupy_fa2, "flash_attention", wrong)
+    assert command.main(["--simulate", "--no-causal", *SMALL]) == 1
+    text = capsys.readouterr().out
+    assert "WRONG: 40 rows" in text
+    assert "WRONG RESULTS" in text
+
+
+def test_fault_in_the_simulator_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty(*_: Any, **__: Any) -> Any:
+        raise ptxsim.RaceError("shared memory is read too early", line=12, text="ldmatrix")
+
+    monkeypatch.setattr(cupy_fa2, "flash_attention", faulty)
+    assert command.main(["--simulate", *SMALL]) == 1
+    assert "race: shared memory is read too early" in capsys.readouterr().err
+
+
+def test_without_cupy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert command.main(SMALL) == 2
+    assert "pip install 'cupy-fa2[cuda12]'" in capsys.readouterr().err
+
+
+def test_without_driver(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy = pytest.importorskip("cupy")
+
+    def missing() -> int:
+        raise cupy.cuda.runtime.CUDARuntimeError(35)
+
+    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", missing)
+    assert command.main([*SMALL, "--causal"]) == 0
+    assert capsys.readouterr().out.startswith("No GPU can be used: the NVIDIA driver is missing")
+
+
+def test_without_device(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy = pytest.importorskip("cupy")
+    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", lambda: 0)
+    assert command.main([*SMALL, "--causal"]) == 0
+    assert capsys.readouterr().out.startswith("No GPU was found. Running in the simulator")
+
+
+def test_old_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy = pytest.importorskip("cupy")
+    properties = {
+        "name": b"Tesla V100", "major": 7, "minor": 0, "multiProcessorCount": 80,
+        "sharedMemPerBlockOptin": 98304, "sharedMemPerMultiprocessor": 98304,
+    }  # fmt: skip
+    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", lambda: 78)
+    monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: 77)  # no test has cached this number
+    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceProperties", lambda _: properties)
+    assert command.main([*SMALL, "--causal"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert "Tesla V100" in first
+    assert "8.0 or later" in first
+    assert "Running in the simulator" in first
+
+
+def test_without_nvrtc(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> tuple[int, int]:
+        raise CompileError("NVRTC was not found. Install it with: pip install ...")
+
+    monkeypatch.setattr(command, "nvrtc_version", missing)
+    assert command.main(["--simulate", *SMALL]) == 2
+    assert "cannot run: NVRTC was not found. Install it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--head-dim", "257"], "--head-dim must be at most 256, got 257"),
+        (["--heads", "3", "--heads-k", "2"], "--heads must be a multiple of --heads-k, got 3 and 2"),
+    ],
+)
+def test_impossible_sizes(capsys: pytest.CaptureFixture[str], options: list[str], said: str) -> None:
+    assert command.main(["--simulate", *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options", [["--seqlen", "0"], ["--seqlen", "x"], ["--dtype", "float32"], ["--device", "V100"], ["fly"], ["-x"]]
+)
+def test_bad_options(capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        command.main(options)
+    assert exit_.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        command.main(["--help"])
+    assert exit_.value.code == 0
+    text = capsys.readouterr().out
+    for option in ("--batch", "--seqlen", "--heads-k", "--head-dim", "--dtype", "--no-causal", "--device", "--json"):
+        assert option in text
+
+
+def test_as_a_process(tmp_path: Path) -> None:
+    environment = os.environ | {"CUPY_FA2_CACHE_DIR": str(tmp_path)}
+    process = subprocess.run(
+        [sys.executable, "-m", "cupy_fa2", "--simulate", "--causal", *SMALL],
+        capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.endswith("All results are right.\n")
+    assert list(tmp_path.glob("fwd_f16_d32*.bin"))
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_ceiling_kernel_does_the_work_it_is_timed_for(dtype: str) -> None:
+    unit = ceiling.ceiling_unit(dtype)
+    options = ("--std=c++20", "--device-as-default-execution-space", "--gpu-architecture=compute_80")
+    ptx, _, _ = compile_source(unit, gather_sources(unit), "mma_ceiling", options)
+    warps, iterations = 4, 6
+    sink = np.full(warps * 32, np.nan, np.float32)
+    memory = ptxsim.GlobalMemory()
+    address = memory.bind(sink, "sink", writable=True)
+    report = ptxsim.launch(
+        ptxsim.parse_kernel(ptx, entry="mma_ceiling"),
+        grid=(1, 1, 1),
+        block=(warps * 32, 1, 1),
+        shared_bytes=0,
+        params=[address.to_bytes(8, "little"), iterations.to_bytes(4, "little")],
+        memory=memory,
+    )
+    assert report.mma == warps * ceiling.CHAINS * iterations
+    assert np.isfinite(sink).all()
+    assert len(np.unique(sink)) > 16  # operands that differ from lane to lane: zeros would draw less power
+
+
+@pytest.mark.gpu
+def test_gpu_run(capsys: pytest.CaptureFixture[str]) -> None:
+    code, document = run_json(capsys, "--seqlen", "2048", "--heads", "4")
+    assert code == 0
+    assert document["where"] == "gpu"
+    assert max(document["ceiling_tflops"].values()) > 10
+    for run in document["runs"]:
+        assert run["check"]["passed"]
+        assert 0 < run["share_of_ceiling"] < 1
+        assert run["peak_bytes"] == 2 * 2048 * 4 * 128 * 2
+        assert "ms" in run["by_hand"] or "not run" in run["by_hand"]["message"]
+
+
+@pytest.mark.gpu
+def test_gpu_run_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--seqlen", "1000", "--heads", "4", "--heads-k", "2", "--dtype", "bfloat16"]) == 0
+    text = capsys.readouterr().out
+    assert "mma.sync ceiling" in text
+    assert "of the ceiling" in text
+    assert text.endswith("All results are right.\n")
+
+
+@pytest.mark.gpu
+def test_gpu_run_where_the_comparison_does_not_fit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_big(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr("cupy_fa2.demo.attention_by_hand", too_big)
+    assert command.main(["--seqlen", "512", "--heads", "2", "--causal"]) == 0
+    assert "not run: needs more than the" in capsys.readouterr().out
