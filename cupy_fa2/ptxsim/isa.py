@@ -191,12 +191,15 @@ def _wide(function: Function) -> Function:
 
 
 def _float_min(a: Array, b: Array) -> Array:
-    # PTX orders -0 below +0; NumPy returns whichever zero comes first. A NaN operand is dropped.
-    return np.where((a == b) & np.signbit(a), a, np.fmin(a, b))
+    """The lesser number; a NaN operand is dropped."""
+    result: Array = np.fmin(a, b)
+    # PTX orders -0 below +0; NumPy returns whichever zero comes its way.
+    return np.where(a == b, np.where(np.signbit(a), a, b), result) if (result == 0).any() else result
 
 
 def _float_max(a: Array, b: Array) -> Array:
-    return np.where((a == b) & np.signbit(a), b, np.fmax(a, b))
+    result: Array = np.fmax(a, b)
+    return np.where(a == b, np.where(np.signbit(a), b, a), result) if (result == 0).any() else result
 
 
 def _unary_f32(function: Function) -> Callable[[Modifiers], Operation]:

@@ -90,7 +90,12 @@ ATOMIC = np.uint32(0xFFFFFFFF)
 
 
 class GlobalMemory:
-    """The device's memory: the views bound to it and nothing else."""
+    """The device's memory: the views bound to it and nothing else.
+
+    Writes are tracked by item: two threads that write one item in one launch race, be it to the same bytes of it or
+    not. What orders a write and a read of two threads in one launch is not checked. Views of more than a gigabyte
+    are not tracked.
+    """
 
     def __init__(self) -> None:
         self.views: list[BoundView] = []
@@ -119,6 +124,8 @@ class GlobalMemory:
             Address of the element with all indices 0, equal to its host address modulo 256; 0 for an empty
             array.
         """
+        if writable and not array.flags.writeable:
+            raise ValueError(f"{name} is a read-only array")
         if array.size == 0:
             return 0
         view = BoundView(array, name, writable, not writable if readable is None else readable)
@@ -171,11 +178,7 @@ class GlobalMemory:
         """Read `count` words of `unit` bytes at each address; one row of unsigned integers per address."""
         result: Array = np.empty((address.size, count), UNSIGNED[8 * unit])
         for view, chosen, offset in self._checked(address, unit, count, "read", lanes):
-            if view.tracked and not view.readable:
-                fresh = ~np.all(view.written[view.items(offset, unit * count)], axis=1)
-                if fresh.any():
-                    message = "read of {}, which nothing has written"
-                    self._hazard(UninitializedReadError, message, view, offset, fresh, _chosen(lanes, chosen))
+            self._require_written(view, offset, unit * count, _chosen(lanes, chosen))
             rows: Array = view.units(unit, count)[(offset + view.lead) // (unit * count)]
             if chosen is None:
                 return rows
@@ -194,6 +197,7 @@ class GlobalMemory:
         old = np.empty_like(values)
         unit, count = values.itemsize, values.shape[1]
         for view, chosen, offset in self._writable(address, unit, count, lanes):
+            self._require_written(view, offset, unit * count, _chosen(lanes, chosen))
             self._track(view, offset, unit * count, np.full(offset.shape, ATOMIC), _chosen(lanes, chosen))
             words = view.units(unit, count).view(values.dtype)
             added = _chosen(values, chosen)
@@ -210,6 +214,13 @@ class GlobalMemory:
             if not view.writable:
                 raise OutOfBoundsError(f"write to {view.name}, which is read-only", lanes=_chosen(lanes, chosen))
         return parts
+
+    def _require_written(self, view: BoundView, offset: Array, width: int, lanes: Array) -> None:
+        if not view.tracked or view.readable:
+            return
+        fresh = ~np.all(view.written[view.items(offset, width)], axis=1)
+        if fresh.any():
+            self._hazard(UninitializedReadError, "read of {}, which nothing has written", view, offset, fresh, lanes)
 
     def _track(self, view: BoundView, offset: Array, width: int, who: Array, lanes: Array) -> None:
         if not view.tracked:
