@@ -1,0 +1,298 @@
+"""Choose the forward's tiles on this card: measure the feasible ones in one run, and write them down as data.
+
+    python bench/tune.py                            head_dim 64, 128, 256; writes heuristics/tuned/sm90.py on an H200
+    python bench/tune.py --head-dim 96 192,128      other classes (192,128: head_dim 192 with head_dim_v 128)
+    python bench/tune.py --list                     what would be tried; needs no GPU
+    python bench/tune.py --quick                    fewer specs
+
+The search is generic over the fields of `FwdTile` and `KernelSpec`: `SHAPES` and `VARIANTS` give the values of those
+that are tried, all others keep their defaults. First every feasible shape, by successive halving: each round times the
+remaining ones in turn, longer than the last round, and keeps the faster half. Then the variants of the best few shapes,
+likewise.
+
+What is written
+---------------
+``cupy_fa2/heuristics/tuned/sm<arch>.py``, data only::
+
+    CARD = "NVIDIA H200"
+    DATE = "2026-11-30"
+    COMMIT = "0123456789ab"
+    MEASURED = True                       # a table that is derived from another card's says False
+    ENTRIES = {
+        # (head_dim, head_dim_v, causal, min_seqlen): FwdTile's fields but the head dims, and KernelSpec's
+        (128, 128, False, 0): {"tile": {"block_m": 128, "block_n": 64, ...}, "spec": {}, "tflops": 380.1},
+        (128, 128, False, 2048): {"tile": {...}, "spec": {"min_blocks": 2}, "tflops": 407.3},
+    }
+
+A problem belongs to the smallest class with both head dims at least its own, and among that class's entries to the
+largest ``min_seqlen`` that its ``seqlen_q`` reaches. The tile is ``FwdTile(head_dim=..., head_dim_v=..., **tile)`` with
+the problem's own head dims (rounded up to 16), the spec ``KernelSpec(tile, ..., **spec)``; only what differs from the
+defaults is in ``spec``, while ``tile`` names every field.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import runpy
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from timing import DTYPES, ROOT, bare_call, commit, compile_all, describe_machine, first_line, interleaved, need_gpu
+
+from cupy_fa2.compile import Binary
+from cupy_fa2.device import Device, cuda_device, named_device
+from cupy_fa2.heuristics.feasible import accumulator_registers, infeasible
+from cupy_fa2.spec import FwdTile, KernelSpec
+
+__all__ = ["SHAPES", "VARIANTS", "candidates", "main", "render", "variants"]
+
+#: Fields of `FwdTile` -> values whose every combination is tried. Fields that do not exist are left out.
+SHAPES: dict[str, list[Any]] = {
+    "block_m": [64, 128, 192, 256],
+    "block_n": [32, 48, 64, 80, 96, 128],
+    "num_warps": [2, 4, 8],
+    "stages": [1, 2],
+}
+QUICK_SHAPES: dict[str, list[Any]] = {**SHAPES, "block_m": [64, 128], "block_n": [32, 64, 96, 128]}
+#: Fields of `FwdTile` or `KernelSpec` -> values tried on the best shapes, every combination.
+VARIANTS: dict[str, list[Any]] = {"last_to_first": [True, False], "min_blocks": [1, 2, 3]}
+
+SEQLENS = {0: 1024, 2048: 8192}  # an entry's min_seqlen -> the seqlen that stands for it
+TOKENS = 16_384
+HIDDEN = 2048
+DTYPE = "bf16"
+
+_MAX_SPILL = 16  # bytes; what the compile gate allows
+_MAX_THREADS = 256
+_SHAPES_KEPT = 3  # whose variants are tried
+_BYTES_LEFT = 1024  # of shared memory that the system takes of each block
+
+
+def candidates(head_dim: int, head_dim_v: int, device: Device, shapes: dict[str, list[Any]]) -> list[FwdTile]:
+    """Tiles of every combination of `shapes` that can exist and fit on `device`."""
+    names = [f.name for f in fields(FwdTile) if f.name in shapes]
+    found = []
+    for values in itertools.product(*(shapes[name] for name in names)):
+        chosen = dict(zip(names, values, strict=True))
+        try:
+            tile = FwdTile(**{"head_dim": head_dim, "head_dim_v": head_dim_v, **chosen})
+        except ValueError:
+            continue
+        rows = tile.block_m // tile.num_warps
+        if tile.threads <= _MAX_THREADS and rows <= 64 and infeasible(tile, device) is None:
+            found.append(tile)
+    return found
+
+
+def variants(spec: KernelSpec, device: Device, values: dict[str, list[Any]]) -> list[KernelSpec]:
+    """`spec` with every combination of `values` that can exist and run together on a multiprocessor."""
+    tile_fields = {f.name for f in fields(FwdTile)}
+    spec_fields = {f.name for f in fields(KernelSpec)}
+    names = [name for name in values if name in tile_fields | spec_fields]
+    found = []
+    for chosen in itertools.product(*(values[name] for name in names)):
+        setting = dict(zip(names, chosen, strict=True))
+        try:
+            tile = replace(spec.tile, **{k: v for k, v in setting.items() if k in tile_fields})
+            other = replace(spec, tile=tile, **{k: v for k, v in setting.items() if k in spec_fields})
+        except ValueError:
+            continue
+        if infeasible(tile, device) is None and _fits_together(other, device):
+            found.append(other)
+    return list(dict.fromkeys(found))
+
+
+def _fits_together(spec: KernelSpec, device: Device) -> bool:
+    """Whether a multiprocessor has the shared memory and could have the registers for `min_blocks`."""
+    if spec.min_blocks == 1:
+        return True
+    registers = 65_536 // (spec.tile.threads * spec.min_blocks)
+    shared = spec.min_blocks * (spec.tile.shared_bytes + _BYTES_LEFT)
+    return shared <= device.shared_per_sm and registers >= accumulator_registers(spec.tile) + 40
+
+
+def halvings(specs: list[KernelSpec], measure: Any) -> Iterator[tuple[KernelSpec, float]]:
+    """The specs with their milliseconds, slowest first; the survivors of each round are timed again, for longer."""
+    seconds, left = 0.004, specs
+    while left:
+        times = measure(left, seconds)
+        ranked = sorted((spec for spec in left if spec in times), key=times.__getitem__)
+        keep = len(ranked) // 2 if len(ranked) > 4 else 0
+        for spec in reversed(ranked[keep:]):
+            yield spec, times[spec]
+        left, seconds = ranked[:keep], seconds * 2
+
+
+class Search:
+    """Measures specs of one (head_dim, head_dim_v, causal, seqlen)."""
+
+    def __init__(self, device: Device, head_dim: int, head_dim_v: int, causal: bool, seqlen: int) -> None:
+        import cupy
+
+        self.device, self.causal = device, causal
+        batch, heads = max(TOKENS // seqlen, 1), max(HIDDEN // head_dim, 1)
+        rng = np.random.default_rng(0)
+
+        def array(dim: int) -> Any:
+            base = rng.standard_normal(1_048_583, np.float32).astype(DTYPES[DTYPE])
+            flat = np.resize(base.view(np.uint16), batch * seqlen * heads * dim)
+            return cupy.asarray(flat).view(DTYPES[DTYPE]).reshape(batch, seqlen, heads, dim)
+
+        self.q, self.k, self.v = array(head_dim), array(head_dim), array(head_dim_v)
+        self.out = cupy.empty_like(self.v)
+        self.flop = 2.0 * batch * heads * seqlen**2 * (head_dim + head_dim_v) / (2 if causal else 1)
+        self.reference: Any = None
+        self.calls: dict[KernelSpec, Any] = {}
+
+    def __call__(self, specs: Iterable[KernelSpec], seconds: float) -> dict[KernelSpec, float]:
+        """Milliseconds of each spec that runs and gives the first one's result."""
+        calls = {}
+        for spec in specs:
+            try:
+                if spec not in self.calls:
+                    _, _, call = bare_call(spec, self.device, self.q, self.k, self.v, self.out, self.causal)
+                    self.out.view(np.uint16).fill(0x7FFF)
+                    call()
+                    self._check(spec)
+                    self.calls[spec] = call
+                calls[spec.name] = self.calls[spec]
+            except Exception as error:
+                log(f"  {spec.name}: {first_line(error)}")
+        if not calls:
+            return {}
+        times = interleaved(calls, seconds=seconds * len(calls), min_rounds=2, max_rounds=12)
+        return {spec: float(np.median(times[spec.name])) for spec in specs if spec.name in times}
+
+    def _check(self, spec: KernelSpec) -> None:
+        rows = self.out[:1, :: max(self.out.shape[1] // 512, 1), :2].get().astype(np.float32)
+        if np.isnan(rows).any():
+            raise RuntimeError("gives NaN")
+        if self.reference is None:
+            self.reference = rows
+        elif np.abs(rows - self.reference).max() > 0.05:
+            raise RuntimeError("gives another result than the first spec")
+
+
+def tune(
+    device: Device, head_dim: int, head_dim_v: int, causal: bool, shapes: dict[str, list[Any]]
+) -> dict[tuple[int, int, bool, int], dict[str, Any]]:
+    """Entries of one class and mask."""
+    entries = {}
+    title = f"d{head_dim}" + (f"v{head_dim_v}" if head_dim_v != head_dim else "") + (" causal" if causal else "")
+    tiles = candidates(head_dim, head_dim_v, device, shapes)
+    specs = [KernelSpec(tile, DTYPE, DTYPE, causal) for tile in tiles]
+    for min_seqlen, seqlen in SEQLENS.items():
+        begin = time.perf_counter()
+        search = Search(device, head_dim, head_dim_v, causal, seqlen)
+        ranked = list(halvings(_compiled(specs, device), search))
+        best = [spec for spec, _ in ranked[-_SHAPES_KEPT:]]
+        more = [other for spec in best for other in variants(spec, device, VARIANTS)]
+        final = list(halvings(_compiled(more, device), search))
+        if not final:
+            log(f"{title} seqlen {seqlen}: nothing runs")
+            continue
+        print(f"{title}, seqlen {seqlen}: {len(ranked)} shapes, {len(more)} variants of the best {len(best)}", end="")
+        print(f", {time.perf_counter() - begin:.1f} s")
+        for spec, ms in reversed([*ranked[-8:], *final]):
+            print(f"  {spec.name:50} {search.flop / ms / 1e9:6.1f} TFLOP/s")
+        winner, ms = final[-1]
+        entries[head_dim, head_dim_v, causal, min_seqlen] = entry(winner, search.flop / ms / 1e9)
+    return entries
+
+
+def _compiled(specs: list[KernelSpec], device: Device) -> list[KernelSpec]:
+    """Those that compile with next to no spills."""
+    built = compile_all(specs, device)
+    for spec, binary in built.items():
+        if isinstance(binary, str):
+            log(f"  {spec.name}: {binary}")
+    return [s for s, b in built.items() if isinstance(b, Binary) and b.spill_bytes <= _MAX_SPILL]
+
+
+def entry(spec: KernelSpec, tflops: float) -> dict[str, Any]:
+    """A winner as data."""
+    tile = {name: value for name, value in asdict(spec.tile).items() if name not in ("head_dim", "head_dim_v")}
+    skipped = ("tile", "dtype", "out_dtype", "causal")
+    settings = {
+        f.name: getattr(spec, f.name)
+        for f in fields(KernelSpec)
+        if f.name not in skipped and getattr(spec, f.name) != f.default
+    }
+    return {"tile": tile, "spec": settings, "tflops": round(tflops, 1)}
+
+
+def render(entries: dict[Any, Any], card: str, date: str, at_commit: str | None) -> str:
+    """The module's text."""
+    lines = [
+        f'"""Tiles measured on one {card}; written by bench/tune.py, which says what the fields mean."""',
+        "",
+        "# ruff: noqa: E501",
+        "from typing import Any",
+        "",
+        f"CARD = {card!r}",
+        f"DATE = {date!r}",
+        f"COMMIT = {at_commit!r}",
+        "MEASURED = True",
+        "",
+        "# fmt: off",
+        "#: (head_dim, head_dim_v, causal, min_seqlen) -> fields of FwdTile, fields of KernelSpec, TFLOP/s.",
+        "ENTRIES: dict[tuple[int, int, bool, int], dict[str, Any]] = {",
+    ]
+    for key, value in sorted(entries.items()):
+        lines += [f"    {key}: {{", *(f"        {name!r}: {part!r}," for name, part in value.items()), "    },"]
+    return "\n".join([*lines, "}", ""]).replace("'", '"')
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--head-dim", nargs="+", default=["64", "128", "256"], help="classes, 192,128 for unlike ones")
+    parser.add_argument("--causal", action=argparse.BooleanOptionalAction, default=None, help="default: both")
+    parser.add_argument("--quick", action="store_true", help="fewer shapes")
+    parser.add_argument("--list", action="store_true", help="print what would be tried on --card, measure nothing")
+    parser.add_argument("--card", default="H200", help="only for --list")
+    parser.add_argument("--output", type=Path, help="default: cupy_fa2/heuristics/tuned/sm<arch>.py")
+    parser.add_argument("--merge", action="store_true", help="keep the entries of other classes of an existing file")
+    parser.add_argument("--commit", help="what to store as the commit, where this is no git checkout")
+    options = parser.parse_args()
+    shapes = QUICK_SHAPES if options.quick else SHAPES
+    classes = [tuple(int(x) for x in text.split(",")) for text in options.head_dim]
+    classes = [(dims[0], dims[-1]) for dims in classes]
+    masks = (False, True) if options.causal is None else (options.causal,)
+
+    if options.list:
+        for head_dim, head_dim_v in classes:
+            tiles = candidates(head_dim, head_dim_v, named_device(options.card), shapes)
+            print(f"head_dim {head_dim}, {head_dim_v}: {len(tiles)} shapes")
+            for tile in tiles:
+                spec = KernelSpec(tile, DTYPE, DTYPE)
+                others = variants(spec, named_device(options.card), VARIANTS)
+                print(f"  {spec.name}, {len(others)} variants, {tile.shared_bytes} bytes of shared memory")
+        return 0
+
+    need_gpu()
+    device = cuda_device(0)
+    output = options.output or ROOT / "cupy_fa2" / "heuristics" / "tuned" / f"sm{device.arch}.py"
+    entries: dict[Any, Any] = {}
+    if options.merge and output.exists():
+        entries.update(runpy.run_path(str(output))["ENTRIES"])
+    machine = describe_machine(device, options.commit)
+    for (head_dim, head_dim_v), causal in itertools.product(classes, masks):
+        entries.update(tune(device, head_dim, head_dim_v, causal, shapes))
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(render(entries, device.name, machine["date"], options.commit or commit()))
+    print(f"written: {output}")
+    return 0
+
+
+def log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
