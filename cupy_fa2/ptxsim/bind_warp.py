@@ -11,7 +11,7 @@ from .batch import Batch, Binder, Step, items
 from .errors import DivergenceError, UnsupportedInstruction
 from .hazards import WARP_STEP
 from .kernel import Instruction
-from .operands import Selection
+from .operands import Selection, whole_warps
 from .operation import Modifiers
 from .types import Array
 
@@ -20,21 +20,20 @@ FULL_MASK = 0xFFFFFFFF
 
 def require_warps(instruction: Instruction, batch: Batch, sel: Selection) -> None:
     """Refuse an ``.aligned`` instruction that part of a warp reaches."""
-    if sel is None:
-        return
     lanes = batch.chosen(sel)
+    if sel is None or whole_warps(lanes):
+        return
     counts = np.bincount(lanes >> 5)
-    if not ((counts == 0) | (counts == 32)).all():
-        partial = (counts != 0) & (counts != 32)
-        bad = lanes[partial[lanes >> 5]]
-        raise DivergenceError(f"only {counts[partial][0]} lanes of a warp reach {instruction.opcode}", lanes=bad)
+    partial = (counts != 0) & (counts != 32)
+    message = f"only {counts[partial][0]} lanes of a warp reach {instruction.opcode}"
+    raise DivergenceError(message, lanes=lanes[partial[lanes >> 5]])
 
 
 def require_members(instruction: Instruction, batch: Batch, sel: Selection, mask: Array) -> None:
     """Refuse a ``.sync`` instruction whose member mask is not the lanes that reach it."""
-    if sel is None and mask.size == 1 and mask[0] == FULL_MASK:
-        return
     lanes = batch.chosen(sel)
+    if (mask == FULL_MASK).all() and (sel is None or whole_warps(lanes)):
+        return
     here = np.zeros(batch.lanes.size, np.bool_)
     here[lanes] = True
     present = warp.ballot(here.reshape(-1, 32))[lanes >> 5]

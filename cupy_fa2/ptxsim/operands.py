@@ -21,6 +21,14 @@ Read = Callable[[Selection], Array]
 Write = Callable[[Selection, Array], None]
 
 
+def whole_warps(lanes: npt.NDArray[np.int64]) -> bool:
+    """Whether thread numbers, which ascend, are those of whole warps."""
+    if lanes.size % 32:
+        return False
+    first = lanes[::32]
+    return bool(((first & 31) == 0).all() and (lanes[31::32] - first == 31).all())
+
+
 @dataclass
 class Registers:
     """The register file of a batch, and which registers were written: a register starts undefined.

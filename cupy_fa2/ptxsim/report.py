@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .errors import HazardError
+from .operands import whole_warps
 from .types import Array
 
 SECTOR_BYTES = 32
@@ -117,9 +118,10 @@ class Report:
         # A wide access takes the warp in parts, each of at most one wavefront's bytes.
         unit = max(width, 4)
         banks = WAVEFRONT_BYTES // unit
-        phases = _by_warp(offsets // unit, lanes).reshape(-1, banks)
+        whole = lanes is None or whole_warps(lanes)
+        phases = _by_warp(offsets // unit, None if whole else lanes).reshape(-1, banks)
         bank = phases & (banks - 1)
-        if lanes is None and (np.bitwise_or.reduce(1 << bank, axis=1) == (1 << banks) - 1).all():
+        if whole and (np.bitwise_or.reduce(1 << bank, axis=1) == (1 << banks) - 1).all():
             used = ideal = len(phases)
         else:
             ordered, fresh = _distinct(phases)
@@ -132,7 +134,8 @@ class Report:
 
     def on_global(self, is_store: bool, address: Array, width: int, lanes: Array | None) -> None:
         """Count an access of `width` bytes per thread in global memory."""
-        units = _by_warp(address // width, lanes)
+        whole = lanes is None or whole_warps(lanes)
+        units = _by_warp(address // width, None if whole else lanes)
         ordered, fresh = _distinct(units)
         ideal = int((-(-fresh.sum(axis=1) * width // SECTOR_BYTES)).sum())
         sector = ordered // (SECTOR_BYTES // width)

@@ -15,14 +15,13 @@ from .types import DTYPES, Array
 
 def _halves(registers: Sequence[Array], t: str) -> Array:
     """32-bit registers of two 16-bit floats -> float32 of shape (register, warp, group, member, half)."""
-    words = np.concatenate(registers).reshape(len(registers), -1, 8, 4)
+    halves = np.concatenate(registers).view(np.uint16)
     if t == "bf16":
         # A bfloat16 is the upper half of a float32.
-        pairs = np.empty((*words.shape, 2), np.uint32)
-        np.left_shift(words, np.uint32(16), out=pairs[..., 0])
-        np.bitwise_and(words, np.uint32(0xFFFF0000), out=pairs[..., 1])
-        return pairs.view(np.float32)
-    return words.view(np.float16).reshape(*words.shape, 2).astype(np.float32)
+        values = (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    else:
+        values = halves.view(np.float16).astype(np.float32)
+    return values.reshape(len(registers), -1, 8, 4, 2)
 
 
 def a_matrix(registers: Sequence[Array], t: str) -> Array:
