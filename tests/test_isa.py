@@ -352,6 +352,27 @@ def test_num_and_nan_comparisons() -> None:
     np.testing.assert_array_equal(evaluate("setp.num.f32", [a, b], np.bool_), ~nan)
 
 
+def test_copysign_takes_the_sign_of_the_first() -> None:
+    a, b = edge_values("f32", 256, 3), edge_values("f32", 256, 4)
+    got = evaluate("copysign.f32", [a, b], np.float32).view(np.uint32)
+    expected = a.view(np.uint32) & 0x80000000 | b.view(np.uint32) & 0x7FFFFFFF
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("finite", math.isfinite),
+        ("infinite", math.isinf),
+        ("notanumber", math.isnan),
+        ("number", lambda x: not math.isnan(x)),
+    ],
+)
+def test_testp(name: str, function: Callable[[float], bool]) -> None:
+    x = edge_values("f32", 256, 3)
+    assert evaluate(f"testp.{name}.f32", [x], np.bool_).tolist() == [function(float(v)) for v in x]
+
+
 def test_setp_second_result_is_the_complement() -> None:
     a, b = edge_values("s32", 64, 1), edge_values("s32", 64, 2)
     p, q = np.zeros(64, np.bool_), np.zeros(64, np.bool_)
@@ -471,6 +492,7 @@ def test_immediates() -> None:
     [
         ("frobnicate.b32 %w, %w;", "frobnicate"),
         ("add.rz.f32 %t, %t, %t;", "nearest"),
+        ("{ .reg .b64 %d; mov.b64 %d, 0; fma.rn.f64 %d, %d, %d, %d; }", "fma.f64"),
         ("add.cc.u32 %w, %w, %w;", "cc"),
         ("mul.f32x2 %w, %w, %w;", "f32x2"),
         ("wgmma.fence.sync.aligned;", "wgmma"),
@@ -497,6 +519,6 @@ ELSEWHERE = {
 
 def test_every_opcode_of_the_table_is_exercised() -> None:
     here = {case[0] for case in (*INTEGER, *EXACT, *APPROXIMATE)} | {"lop3"}
-    bases = {opcode.split(".")[0] for opcode in here} | {"max", "min", "cvt"}
+    bases = {opcode.split(".")[0] for opcode in here} | {"max", "min", "cvt", "copysign", "testp"}
     assert set(TABLE) <= bases
     assert set(BINDERS) - set(TABLE) == ELSEWHERE

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from test_isa import run_ptx
 from test_ptxsim_memory import aligned
 
 from cupy_fa2 import ptxsim
+from cupy_fa2.ptxsim.hazards import WARP_STEP, SharedHazards, after_block_barrier, first_moments
 
 TILE = ".shared .align 16 .b8 tile[4096]; .reg .b32 base, at; mov.u32 base, tile; mad.lo.u32 at, %w, 4, base;"
 
@@ -152,6 +155,56 @@ def test_races_do_not_depend_on_the_schedule(first: int, accesses: tuple[str, st
         @p {one} @q {other} bar.sync 0;"""
     with pytest.raises(ptxsim.RaceError):
         run_block(body)
+
+
+Access = tuple[str, int, int]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[Access]:
+    """Steps of 64 threads: an access of a thread, or of a whole warp at once, to a few words; or a barrier."""
+    thread, word = st.sampled_from([0, 1, 31, 32, 33, 63]), st.integers(0, 2)
+    step = st.one_of(
+        st.tuples(st.sampled_from(["read", "read", "write"]), thread, word),
+        st.tuples(st.just("warp read"), st.sampled_from([0, 32]), word),
+        st.tuples(st.just("block barrier"), st.just(0), st.just(0)),
+        st.tuples(st.just("warp barrier"), st.sampled_from([0, 32]), st.just(0)),
+    )
+    return draw(st.lists(step, max_size=16))
+
+
+@given(programs())
+def test_races_against_all_pairs(program: list[Access]) -> None:
+    """The tables against the definition: two threads, one word, a write, and no barrier between."""
+    found: list[ptxsim.HazardError] = []
+    hazards = SharedHazards(3, 64, found.append)
+    hazards.valid[:] = True
+    moments = first_moments(64, 1)
+    lanes = np.arange(64)
+    block, warps = 0, [0, 0]
+    seen: list[tuple[bool, set[int], int, int, int]] = []
+    expected = False
+    for kind, thread, word in program:
+        if kind == "block barrier":
+            moments = after_block_barrier(moments)
+            block += 1
+        elif kind == "warp barrier":
+            moments[thread : thread + 32] += WARP_STEP
+            warps[thread // 32] += 1
+        else:
+            mine = lanes[thread : thread + 32] if kind == "warp read" else lanes[thread : thread + 1]
+            act = hazards.on_write if kind == "write" else hazards.on_read
+            act(np.full(mine.size, word), moments[mine], mine)
+            now = (kind == "write", set(mine.tolist()), word, block, warps[thread // 32])
+            for write, threads, other_word, other_block, other_warp in seen:
+                same_warp = min(threads) // 32 == thread // 32
+                ordered = other_block != block or (same_warp and other_warp != now[4])
+                different = len(threads | now[1]) > 1
+                expected |= (write or now[0]) and other_word == word and different and not ordered
+            seen.append(now)
+        assert bool(found) == expected
+        if expected:
+            return
 
 
 def test_many_readers_are_all_remembered() -> None:

@@ -128,6 +128,8 @@ def _select(m: Modifiers) -> Operation:
 def _fused(m: Modifiers) -> Operation:
     t = m.type()
     relu = m.flag("relu")
+    if t == "f64":
+        raise UnsupportedInstruction("fma.f64: a product of two float64 is not exact here")
 
     def fma(a: Array, b: Array, c: Array) -> Array:
         result = (a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(a.dtype)
@@ -143,6 +145,24 @@ def _extremum(plain: Function, floating: Function, propagating: Function) -> Cal
         return _floating(chosen, t, m, 2) if is_float(t) else Operation((t,), (t, t), plain)
 
     return build
+
+
+def _copy_sign(m: Modifiers) -> Operation:
+    t = m.type()
+    return Operation((t,), (t, t), lambda a, b: np.copysign(b, a))
+
+
+_PROPERTIES: dict[str, Function] = {
+    "finite": np.isfinite,
+    "infinite": np.isinf,
+    "notanumber": np.isnan,
+    "number": lambda x: ~np.isnan(x),
+}
+
+
+def _test_property(m: Modifiers) -> Operation:
+    t = m.type()
+    return Operation(("pred",), (t,), _PROPERTIES[m.choice(_PROPERTIES, "finite")])
 
 
 def _copy(a: Array) -> Array:
@@ -246,6 +266,8 @@ TABLE: dict[str, Callable[[Modifiers], Operation]] = {
     "setp": _set_predicate,
     "selp": _select,
     "mov": integer.same_type(_copy, 1),
+    "copysign": _copy_sign,
+    "testp": _test_property,
     "sqrt": _unary_f32(np.sqrt),
     "rsqrt": _unary_f32(lambda x: 1.0 / np.sqrt(x)),
     "rcp": _unary_f32(lambda x: 1.0 / x),
