@@ -162,11 +162,11 @@ Access = tuple[str, int, int]
 
 @st.composite
 def programs(draw: st.DrawFn) -> list[Access]:
-    """Steps of 64 threads: an access of a thread, or of a whole warp at once, to a few words; or a barrier."""
+    """Steps of 64 threads: an access to a few words by a thread or by many at once; or a barrier."""
     thread, word = st.sampled_from([0, 1, 31, 32, 33, 63]), st.integers(0, 2)
     step = st.one_of(
         st.tuples(st.sampled_from(["read", "read", "write"]), thread, word),
-        st.tuples(st.just("warp read"), st.sampled_from([0, 32]), word),
+        st.tuples(st.sampled_from(["warp read", "block read"]), st.sampled_from([0, 32]), word),
         st.tuples(st.just("block barrier"), st.just(0), st.just(0)),
         st.tuples(st.just("warp barrier"), st.sampled_from([0, 32]), st.just(0)),
     )
@@ -182,7 +182,7 @@ def test_races_against_all_pairs(program: list[Access]) -> None:
     moments = first_moments(64, 1)
     lanes = np.arange(64)
     block, warps = 0, [0, 0]
-    seen: list[tuple[bool, set[int], int, int, int]] = []
+    seen: list[tuple[bool, int, int, int, int]] = []
     expected = False
     for kind, thread, word in program:
         if kind == "block barrier":
@@ -192,16 +192,17 @@ def test_races_against_all_pairs(program: list[Access]) -> None:
             moments[thread : thread + 32] += WARP_STEP
             warps[thread // 32] += 1
         else:
-            mine = lanes[thread : thread + 32] if kind == "warp read" else lanes[thread : thread + 1]
+            many = {"warp read": lanes[thread : thread + 32], "block read": lanes}
+            mine = many.get(kind, lanes[thread : thread + 1])
             act = hazards.on_write if kind == "write" else hazards.on_read
             act(np.full(mine.size, word), moments[mine], mine)
-            now = (kind == "write", set(mine.tolist()), word, block, warps[thread // 32])
-            for write, threads, other_word, other_block, other_warp in seen:
-                same_warp = min(threads) // 32 == thread // 32
-                ordered = other_block != block or (same_warp and other_warp != now[4])
-                different = len(threads | now[1]) > 1
-                expected |= (write or now[0]) and other_word == word and different and not ordered
-            seen.append(now)
+            now = [(kind == "write", t, word, block, warps[t // 32]) for t in mine.tolist()]
+            for write, t, same_word, in_block, in_warp in now:
+                for other_write, other, other_word, other_block, other_warp in seen:
+                    ordered = other_block != in_block or (other // 32 == t // 32 and other_warp != in_warp)
+                    conflict = (write or other_write) and other_word == same_word and other != t
+                    expected |= conflict and not ordered
+            seen += now
         assert bool(found) == expected
         if expected:
             return
@@ -359,6 +360,8 @@ def test_launches_that_cannot_be() -> None:
     go()
     go(shared=163 * 1024)
     go(shared=200 * 1024, device=ptxsim.Device("H200", 227 * 1024))
+    with pytest.raises(ptxsim.LaunchError, match="65535"):
+        ptxsim.launch(kernel, (1, 65536, 1), (32, 1, 1), 0, b"1234", memory)
     for bad in ({"grid": 0}, {"block": 33}, {"block": 2048}, {"shared": 164 * 1024}, {"params": b"123"}):
         with pytest.raises(ptxsim.LaunchError):
             go(**bad)  # type: ignore[arg-type]

@@ -28,8 +28,7 @@ def bind(instruction: Instruction, batch: Batch) -> Step:
     raw = BINDERS.get(instruction.base, bind_operation)(instruction, batch)
     guard = guard_of(instruction, batch)
     registers = batch.registers
-    # Once all these are defined for all threads, no check can fail until other blocks take the registers
-    # over.
+    # Once all these are defined for all threads, no check can fail until other blocks take the registers over.
     everything = instruction.reads | instruction.writes
     settled = -1
 

@@ -13,30 +13,15 @@ from .operands import Selection
 from .operation import Modifiers
 from .types import DTYPES, UNSIGNED, Array, bits_of
 
-#: Where the generic address space shows shared memory and the kernel's parameters; elsewhere it is global
-#: memory.
+#: Where the generic address space shows shared memory and the kernel's parameters; elsewhere it is global memory.
 SHARED_WINDOW = 0x7F00_0000_0000_0000
 PARAM_WINDOW = 0x7E00_0000_0000_0000
 _WINDOWS = {"global": 0, "shared": SHARED_WINDOW, "param": PARAM_WINDOW}
 
 #: Cache policies and orderings that change no value here: memory is sequentially consistent.
 _HINTS = (
-    "weak",
-    "volatile",
-    "relaxed",
-    "acquire",
-    "release",
-    "cta",
-    "gpu",
-    "sys",
-    "nc",
-    "ca",
-    "cg",
-    "cs",
-    "cv",
-    "lu",
-    "wb",
-    "wt",
+    *("weak", "volatile", "relaxed", "acquire", "release", "cta", "gpu", "sys"),
+    *("nc", "ca", "cg", "cs", "cv", "lu", "wb", "wt"),
 )
 
 
@@ -124,8 +109,7 @@ def _load_param(batch: Batch, where: Array, unit: int, count: int, lanes: Array)
     if (odd := np.flatnonzero(where % width)).size:
         message = f"read of {width} bytes at byte {int(where[odd[0]])} of the parameters"
         raise MisalignedAddressError(message, lanes=lanes[odd])
-    # Only whole words of the parameters were checked, so a tail shorter than a word is never part of the
-    # view.
+    # Only whole words of the parameters were checked, so a tail shorter than a word is never part of the view.
     usable = batch.params.size // width * width
     rows: Array = batch.params[:usable].view(UNSIGNED[8 * unit]).reshape(-1, count)[where // width]
     return rows

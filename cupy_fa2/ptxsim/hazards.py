@@ -119,11 +119,10 @@ class SharedHazards:
         self.read[granules] = noted = _merged(self.read[granules], moments)
         differ = self.read[granules] != noted
         if differ.any():
-            # Several threads read one granule: note the lanes of one warp first, the warps last, to keep the
-            # widest.
+            # Several threads read one granule: note the lanes of one warp first, the warps last, to keep the widest.
             where, mine = granules[differ], noted[differ]
             other = self.read[where]
-            across = (other ^ mine) & _THREAD_MASK >= MANY_LANES * 2
+            across = ((other ^ mine) & _THREAD_MASK) >> _WARP_SHIFT != 0
             self.read[where[~across]] = whole_warp(mine[~across])
             self.read[where[across]] = mine[across] | MANY_WARPS
 

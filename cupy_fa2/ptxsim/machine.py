@@ -23,10 +23,12 @@ from .scheduler import Scheduler, is_control
 from .shared import SharedLayout, SharedMemory
 from .types import UNSIGNED, Array
 
-#: Threads that run together: enough to hide the cost of a NumPy call, few enough for the registers to stay
-#: cached.
+#: Threads that run together: enough to hide the cost of a NumPy call, few enough for the registers to stay cached.
 _BATCH_THREADS = 2048
 _BATCH_BYTES = 256 << 20
+
+#: Blocks along x, y and z, on every device.
+_GRID_LIMITS = (2**31 - 1, 65535, 65535)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,8 @@ def launch(
     used = layout.static_bytes + shared_bytes
     if not 0 < threads <= device.threads_per_block or threads % 32:
         raise LaunchError(f"a block of {threads} threads: whole warps, at most {device.threads_per_block} threads")
-    if min(grid) < 1:
-        raise LaunchError(f"an empty grid {grid}")
+    if not all(0 < extent <= limit for extent, limit in zip(grid, _GRID_LIMITS, strict=True)):
+        raise LaunchError(f"a grid of {grid} blocks: at least 1 and at most {_GRID_LIMITS}")
     if used > device.shared_per_block:
         raise LaunchError(f"{used} bytes of shared memory; a block of {device.name} has {device.shared_per_block}")
     parameters = _parameter_space(kernel, [params] if isinstance(params, bytes) else params)

@@ -40,8 +40,8 @@ class BoundView:
         self.itemsize = array.itemsize
         self.grid = ElementGrid(array.shape, array.strides, array.itemsize)
         host = array.__array_interface__["data"][0] + self.grid.first
-        # Addresses are equal to the host's modulo 256, so wide accesses stay aligned in the table below; the
-        # bytes before the view that the rounding down brings in lie in the same page and are never touched.
+        # Addresses are equal to the host's modulo 256, so wide accesses stay aligned in the table below; the bytes
+        # before the view that the rounding down brings in lie in the same page and are never touched.
         self.lead = host % 256
         size = -(-(self.lead + self.grid.span) // 256) * 256
         self._bytes = np.frombuffer((ctypes.c_uint8 * size).from_address(host - self.lead), np.uint8)

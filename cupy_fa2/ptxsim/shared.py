@@ -14,8 +14,7 @@ from .types import UNSIGNED, Array
 
 #: Shared addresses start here, so that address 0 is nobody's.
 _FIRST_ADDRESS = 1024
-#: No address is better aligned by chance than its declaration says, from here on; below, the banks would
-#: shift.
+#: No address is better aligned by chance than its declaration says, from here on; below, the banks would shift.
 _PLACEMENT = 128
 
 
