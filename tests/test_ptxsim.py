@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -51,6 +54,42 @@ def test_guards_run_an_instruction_for_some_threads() -> None:
     out = np.zeros(32, np.uint32)
     run_ptx(".reg .pred p; setp.lt.u32 p, %w, 5; mov.u32 r0, 1; @p mov.u32 r0, 2; @!p add.u32 r0, r0, 9;", [], [out])
     assert out.tolist() == [2] * 5 + [10] * 27
+
+
+def test_a_second_launch_starts_afresh() -> None:
+    """A kernel's batch is kept for the next launch: not its data, nor what it knew of them."""
+    kernel = ptxsim.parse_kernel(
+        """
+        .visible .entry k(.param .u64 x, .param .u64 out) {
+            .reg .b32 t, v; .reg .b64 a; .reg .pred p; .shared .align 4 .b8 word[4];
+            mov.u32 t, %tid.x; setp.eq.u32 p, t, 0;
+            ld.param.u64 a, [x]; ld.global.u32 v, [a]; setp.eq.and.u32 p, v, 1, p;
+            @p st.shared.u32 [word], v;
+            bar.sync 0;
+            ld.shared.u32 v, [word];
+            ld.param.u64 a, [out]; mad.wide.u32 a, t, 4, a; st.global.u32 [a], v;
+            ret;
+        }""",
+        "k",
+    )
+
+    def go(value: int) -> tuple[list[int], weakref.ref[np.ndarray]]:
+        x, out = np.full(1, value, np.uint32), np.zeros(64, np.uint32)
+        memory = ptxsim.GlobalMemory()
+        params = [
+            memory.bind(x, "x").to_bytes(8, "little"),
+            memory.bind(out, "out", writable=True).to_bytes(8, "little"),
+        ]
+        ptxsim.launch(kernel, (1, 1, 1), (64, 1, 1), 0, params, memory)
+        return out.tolist(), weakref.ref(x)
+
+    result, alive = go(1)
+    assert result == [1] * 64
+    gc.collect()
+    assert alive() is None
+    with pytest.raises(ptxsim.UninitializedReadError):
+        go(2)
+    assert go(1)[0] == [1] * 64
 
 
 def test_early_exit() -> None:

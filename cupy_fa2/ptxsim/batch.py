@@ -53,3 +53,36 @@ Binder = Callable[[Instruction, Batch], Step]
 def items(operand: Any) -> tuple[Any, ...]:
     """The elements of a vector operand, or the operand alone."""
     return operand.items if isinstance(operand, Vector) else (operand,)
+
+
+def special_registers(
+    blocks: npt.NDArray[np.int64],
+    block: tuple[int, int, int],
+    grid: tuple[int, int, int],
+    dynamic_bytes: int,
+) -> dict[str, Array]:
+    """The machine's own registers, for blocks given by their number in the grid."""
+    threads = block[0] * block[1] * block[2]
+    thread, number = np.tile(np.arange(threads), blocks.size), np.repeat(blocks, threads)
+    one = np.uint64(1)
+    own = one << (thread & 31).astype(np.uint64)
+    # In 64 bits: the mask of lanes up to the last one is a power of two beyond 32 bits, less one.
+    below, through, everyone = own - one, own * np.uint64(2) - one, np.uint64(0xFFFFFFFF)
+    specials = {
+        "%laneid": thread & 31,
+        "%warpid": thread >> 5,
+        "%nwarpid": np.full_like(thread, threads >> 5),
+        "%lanemask_eq": own,
+        "%lanemask_lt": below,
+        "%lanemask_le": through,
+        "%lanemask_ge": everyone - below,
+        "%lanemask_gt": everyone - through,
+        "%dynamic_smem_size": np.full_like(thread, dynamic_bytes),
+    }
+    for prefix, index, size in (("tid", thread, block), ("ctaid", number, grid)):
+        rest = index
+        for axis, extent in zip("xyz", size, strict=True):
+            specials[f"%{prefix}.{axis}"] = rest % extent
+            specials[f"%n{prefix}.{axis}"] = np.full_like(rest, extent)
+            rest = rest // extent
+    return {name: value.astype(np.uint32) for name, value in specials.items()}

@@ -12,7 +12,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from .batch import Batch, Step
+from . import idle
+from .batch import Batch, Step, special_registers
 from .bind import bind
 from .errors import HazardError, LaunchError, SimulationError
 from .kernel import TYPE_BYTES, Imm, Kernel
@@ -101,6 +102,7 @@ def launch(
     with np.errstate(all="ignore"), _no_collection():
         for first in range(0, total, size):
             machine.run(np.arange(first, min(first + size, total)))
+    machine.close()
     report.blocks, report.warps = total, total * threads // 32
     report.seconds = time.perf_counter() - start
     return report
@@ -164,19 +166,18 @@ class _Machine:
         self.blocks: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self.scheduler: Scheduler | None = None
         self.binding = 0
-        #: Made once for each size of batch: binding costs as much as running a few thousand instructions.
-        self.batch: Batch | None = None
-        self.steps: list[Step] = []
+        self.bound: idle.Bound | None = None
 
     def run(self, blocks: npt.NDArray[np.int64]) -> None:
         """Run some blocks to their end."""
         self.blocks, self.scheduler = blocks, None
         try:
-            if self.batch is None or self.batch.lanes.size != blocks.size * self.block_threads:
-                self.batch = self._new_batch()
-                self.steps = self._new_steps(self.batch)
-            self._occupy(self.batch)
-            self.scheduler = Scheduler(self.kernel.instructions, self.steps, self.batch, self.block_threads)
+            if self.bound is None or self.bound.size != blocks.size:
+                self.close()
+                self.bound = self._bind()
+            batch, steps = self.bound.batch, self.bound.steps
+            self._occupy(batch)
+            self.scheduler = Scheduler(self.kernel.instructions, steps, batch, self.block_threads)
             self.scheduler.run()
         except SimulationError as error:
             self._locate(error)
@@ -184,6 +185,22 @@ class _Machine:
         for instruction, number in zip(self.kernel.instructions, self.scheduler.counts.tolist(), strict=True):
             if number:
                 self.report.instructions[instruction.opcode] += number
+
+    def close(self) -> None:
+        """Leave the batch to later launches, with nothing of this one but its registers."""
+        if self.bound is not None:
+            batch = self.bound.batch
+            batch.memory, batch.report = GlobalMemory(), Report()
+            batch.hazard = batch.shared.hazards.report = _nobody
+            idle.keep(self.kernel, self.bound)
+            self.bound = None
+
+    def _bind(self) -> idle.Bound:
+        key = (self.blocks.size, self.block, self.layout.dynamic_bytes)
+        if (bound := idle.take(self.kernel, key)) is not None:
+            return bound
+        batch = self._new_batch()
+        return idle.Bound(key, batch, self._new_steps(batch))
 
     def hazard(self, error: HazardError) -> None:
         """Raise a hazard, or keep the first of each kind and instruction."""
@@ -233,8 +250,13 @@ class _Machine:
             registers, shared, self.memory, self.params, self.report, self.hazard, lanes, lanes.astype(np.uint32)
         )
 
+    def _specials(self) -> dict[str, Array]:
+        return special_registers(self.blocks, self.block, self.grid, self.layout.dynamic_bytes)
+
     def _occupy(self, batch: Batch) -> None:
-        """Let the blocks take a batch over: new numbers, nothing defined, nothing written."""
+        """Let this launch's blocks take a batch over: new numbers, nothing defined, nothing written."""
+        batch.memory, batch.params, batch.report = self.memory, self.params, self.report
+        batch.hazard = batch.shared.hazards.report = self.hazard
         batch.registers.forget()
         batch.shared.forget()
         for name, value in self._specials().items():
@@ -242,27 +264,9 @@ class _Machine:
         first = int(self.blocks[0]) * self.block_threads + 1
         batch.grid_threads[:] = (batch.lanes + first).astype(np.uint32)
 
-    def _specials(self) -> dict[str, Array]:
-        thread = np.tile(np.arange(self.block_threads), self.blocks.size)
-        block = np.repeat(self.blocks, self.block_threads)
-        lane = (thread & 31).astype(np.uint64)
-        one = np.uint64(1)
-        specials = {
-            "%laneid": lane, "%warpid": thread >> 5,
-            "%nwarpid": np.full_like(thread, self.block_threads >> 5),
-            "%lanemask_eq": one << lane, "%lanemask_lt": (one << lane) - one,
-            "%lanemask_le": (one << lane) * 2 - one,
-            "%dynamic_smem_size": np.full_like(thread, self.layout.dynamic_bytes),
-        }  # fmt: skip
-        specials["%lanemask_ge"] = ~specials["%lanemask_lt"] & np.uint64(0xFFFFFFFF)
-        specials["%lanemask_gt"] = ~specials["%lanemask_le"] & np.uint64(0xFFFFFFFF)
-        for prefix, index, size in (("tid", thread, self.block), ("ctaid", block, self.grid)):
-            rest = index
-            for axis, extent in zip("xyz", size, strict=True):
-                specials[f"%{prefix}.{axis}"] = rest % extent
-                specials[f"%n{prefix}.{axis}"] = np.full_like(rest, extent)
-                rest = rest // extent
-        return {name: value.astype(np.uint32) for name, value in specials.items()}
+
+def _nobody(error: HazardError) -> None:
+    raise AssertionError("a hazard in a batch that no launch uses")
 
 
 def _never(sel: object) -> None:
