@@ -119,6 +119,27 @@ def nvrtc_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def known_target(arch: str) -> str:
+    """`arch`, or the newest one of its generation that NVRTC knows: machine code runs on later members of it.
+
+    Raises
+    ------
+    CompileError
+        If NVRTC knows none.
+    """
+    kind, _, number = arch.partition("_")
+    nvrtc_version()
+    known = _nvrtc().getSupportedArchs()
+    fitting = [one for one in known if one <= int(number) and one // 10 == int(number) // 10]
+    if not fitting:
+        version = ".".join(map(str, nvrtc_version()))
+        raise CompileError(
+            f"NVRTC {version} does not know {arch}, it knows {', '.join(f'{kind}_{one}' for one in known)}; "
+            "install a newer one, such as: pip install cupy-cuda13x 'cuda-toolkit[nvrtc,cudart]==13.*'"
+        )
+    return f"{kind}_{max(fitting)}"
+
+
 def compile_source(unit: str, headers: dict[str, str], name: str, options: tuple[str, ...]) -> tuple[str, bytes, str]:
     """Run NVRTC once, without any cache.
 
@@ -217,6 +238,7 @@ def build(spec: KernelSpec, arch: str, *, line_info: bool = False) -> Binary:
     CompileError
         If NVRTC is missing or refuses the source.
     """
+    arch = known_target(arch)
     unit = spec.render()
     headers = gather_sources(unit)
     options = (*_OPTIONS, f"--gpu-architecture={arch}", *(("--generate-line-info",) if line_info else ()))

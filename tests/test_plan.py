@@ -1,0 +1,138 @@
+"""Plans: pure, cached by structure, feasible on every card."""
+
+from __future__ import annotations
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cupy_fa2.device import NAMED_DEVICES, named_device
+from cupy_fa2.heuristics.feasible import accumulator_registers, blocks_by_shared_memory, infeasible
+from cupy_fa2.heuristics.pick import forward_candidates, pick_forward
+from cupy_fa2.params import FWD_PARAMS
+from cupy_fa2.plan import encode_forward, plan_forward
+from cupy_fa2.problem import Problem
+from cupy_fa2.spec import FwdTile
+
+DIMS = range(16, 257, 16)
+
+
+class Shaped:
+    """As much of an array as a problem looks at."""
+
+    def __init__(self, *shape, dtype=np.float16, strides=None):
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        packed = [2 * int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
+        self.strides = tuple(packed) if strides is None else strides
+
+
+def problem(batch=2, seqlen_q=300, seqlen_k=500, heads=4, heads_k=2, head_dim=64, head_dim_v=None, dtype=np.float16, **kw):
+    head_dim_v = head_dim if head_dim_v is None else head_dim_v
+    return Problem.from_arrays(
+        Shaped(batch, seqlen_q, heads, head_dim, dtype=dtype),
+        Shaped(batch, seqlen_k, heads_k, head_dim, dtype=dtype),
+        Shaped(batch, seqlen_k, heads_k, head_dim_v, dtype=dtype),
+        addresses=(4096, 8192, 16384, 0),
+        **kw,
+    )
+
+
+@pytest.mark.parametrize("device", NAMED_DEVICES.values(), ids=lambda device: device.name)
+def test_every_head_dim_has_a_tile_on_every_card(device):
+    for head_dim, head_dim_v in itertools.product(DIMS, DIMS):
+        tile, reason = pick_forward(head_dim, head_dim_v, device)
+        assert infeasible(tile, device) is None
+        assert tile.shared_bytes <= device.shared_per_block
+        assert blocks_by_shared_memory(tile, device) >= 1
+        assert (tile.head_dim, tile.head_dim_v) == (head_dim, head_dim_v)
+        assert reason
+
+
+def test_what_does_not_fit_is_refused_with_a_number():
+    big = FwdTile(128, 128, 256, 256, 8)
+    assert "needs 327680 bytes of shared memory, RTX 4090 gives 101376" in infeasible(big, named_device("RTX 4090"))
+    wide = FwdTile(64, 64, 64, 256, 2)
+    assert accumulator_registers(wide) == 320
+    assert "320 registers" in infeasible(wide, named_device("H200"))
+
+
+def test_candidates_differ():
+    for head_dim in DIMS:
+        tiles = [tile for tile, _ in forward_candidates(head_dim, head_dim)]
+        assert len(set(tiles)) == len(tiles)
+
+
+def test_plans_are_cached_by_structure():
+    """A growing cache, another scale, other strides: the same plan, by identity."""
+    device = named_device("H200")
+    first = plan_forward(problem(causal=True), device)
+    assert plan_forward(problem(causal=True, seqlen_k=501), device) is first
+    assert plan_forward(problem(causal=True, softmax_scale=0.3), device) is first
+    assert plan_forward(problem(causal=True, align=7), device) is first
+    assert plan_forward(problem(causal=True, batch=1, heads=8), device) is first
+    assert plan_forward(problem(), device) is not first
+    assert plan_forward(problem(causal=True, seqlen_q=301), device) is not first
+    assert plan_forward(problem(causal=True, softmax_scale=-0.3), device).spec.negate
+    assert plan_forward(problem(causal=True), named_device("A100")).device.target == "sm_80"
+
+
+def test_the_grid_covers_every_row_once():
+    plan = plan_forward(problem(batch=3, heads=6, seqlen_q=300), named_device("H200"))
+    rows = plan.spec.tile.block_m
+    assert plan.num_m_blocks * rows >= 300 > (plan.num_m_blocks - 1) * rows
+    assert plan.grid == (plan.num_m_blocks * 18, 1, 1)
+
+
+def test_a_grid_beyond_the_hardware_is_refused():
+    with pytest.raises(ValueError, match="batch x heads x query tiles must be at most 2147483647"):
+        plan_forward(problem(batch=2**20, heads=2**12, heads_k=1, seqlen_q=1), named_device("H200"))
+
+
+def test_a_plan_explains_itself():
+    text = plan_forward(problem(head_dim=128), named_device("H200")).explain()
+    for part in ("H200", "query rows", "bytes of shared memory", "blocks per SM", "registers"):
+        assert part in text
+
+
+def test_the_arguments_say_what_the_problem_says():
+    p = problem(
+        batch=2, seqlen_q=5, seqlen_k=9, heads=6, heads_k=3, head_dim=40, head_dim_v=24,
+        dtype=ml_dtypes.bfloat16, causal=True, softmax_scale=-0.5, align=-3,
+    )  # fmt: skip
+    plan = plan_forward(p, named_device("A100"))
+    args = np.frombuffer(encode_forward(p, plan, (1, 2, 3, 4, 5), 6), FWD_PARAMS.dtype)[0]
+    assert [args[name] for name in ("q", "k", "v", "out", "lse", "diagonal_offsets")] == [1, 2, 3, 4, 5, 6]
+    assert [args[f"q_stride_{axis}"] for axis in ("batch", "seq", "head")] == [5 * 6 * 40, 6 * 40, 40]
+    assert [args[f"k_stride_{axis}"] for axis in ("batch", "seq", "head")] == [9 * 3 * 40, 3 * 40, 40]
+    assert [args[f"v_stride_{axis}"] for axis in ("batch", "seq", "head")] == [9 * 3 * 24, 3 * 24, 24]
+    assert [args[f"out_stride_{axis}"] for axis in ("batch", "seq", "head", "dim")] == [5 * 6 * 24, 6 * 24, 24, 1]
+    assert [args[f"lse_stride_{axis}"] for axis in ("batch", "head", "seq")] == [30, 5, 1]
+    assert args["diagonal_offset"] == -3
+    assert (args["num_heads"], args["heads_per_kv"], args["batch"]) == (6, 2, 2)
+    assert args["scale_log2"] == np.float32(0.5 * np.log2(np.e))
+    assert args["softmax_scale"] == np.float32(-0.5)
+
+
+def test_a_zero_scale_stays_out_of_the_exponent():
+    p = problem(softmax_scale=0)
+    args = encode_forward(p, plan_forward(p, named_device("A100")), (0,) * 5, 0)
+    assert np.frombuffer(args, FWD_PARAMS.dtype)[0]["scale_log2"] == np.finfo(np.float32).tiny
+
+
+def test_out_is_stored_by_vectors_only_where_it_can_be():
+    assert problem(head_dim=64).out_vectors
+    assert not problem(head_dim=64, head_dim_v=20).out_vectors
+    assert problem(head_dim=64, head_dim_v=24).out_vectors
+    out = Shaped(2, 300, 4, 64, strides=(300 * 4 * 130, 4 * 130, 130, 2))  # rows 130 bytes apart
+    assert not problem(out=out).out_vectors
+
+
+def test_strides_of_single_steps_mean_nothing():
+    q = Shaped(1, 1, 4, 64, strides=(12345, 777, 128, 2))
+    k = Shaped(1, 500, 1, 64, strides=(-8, 128, 3, 2))
+    p = Problem.from_arrays(q, k, k, addresses=(0, 16, 16, 0))
+    assert p.copied == (False, False, False)
+    assert p.strides_q == (0, 0, 64)
+    assert p.strides_k == (0, 64, 0)
