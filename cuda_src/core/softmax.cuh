@@ -39,11 +39,11 @@ struct OnlineSoftmax {
     for (int chunk = 0; chunk < kChunks; ++chunk)
       s[chunk].visit([&](float& value, int r, int) { block_max[r] = ptx::max(block_max[r], value); });
 
+    // A row's maximum is spread over the lanes of its quad, but whether any row has grown shows without bringing it
+    // together.
     bool any_grew = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      block_max[r] = ptx::max(block_max[r], ptx::shfl_xor<1>(block_max[r]));
-      block_max[r] = ptx::max(block_max[r], ptx::shfl_xor<2>(block_max[r]));
       block_max[r] *= scale;
       any_grew |= grew(r, block_max[r]);
     }
@@ -51,6 +51,8 @@ struct OnlineSoftmax {
       float factor[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
+        block_max[r] = ptx::max(block_max[r], ptx::shfl_xor<1>(block_max[r]));
+        block_max[r] = ptx::max(block_max[r], ptx::shfl_xor<2>(block_max[r]));
         const float raised = grew(r, block_max[r]) ? block_max[r] : reference[r];
         factor[r] = ptx::exp2(reference[r] - raised);  // exactly 1 where nothing grew, 0 on a row's first key
         reference[r] = raised;
