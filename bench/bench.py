@@ -176,7 +176,7 @@ def measure_case(
             if "difference" in row and peer == "flash2":
                 raise
             messages[peer] = first_line(error)
-    times = interleaved(calls, seconds=seconds)
+    times = interleaved(calls, seconds=seconds, min_rounds=3)  # 64k tokens take half a second a round
     ours = np.array(times["ours"])
     row["ms"] = round(float(np.median(ours)), 5)
     row["spread"] = spread(ours)
