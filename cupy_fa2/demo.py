@@ -136,46 +136,60 @@ def run_on_gpu(sizes: Sizes, dtype: str, causals: Sequence[bool], device: Device
     say(f"{sizes}, {dtype}")
     runs = []
     for causal in causals:
-        problem = Problem.from_arrays(q, k, v, causal=causal, addresses=(q.data.ptr, k.data.ptr, v.data.ptr, 0))
-        plan = plan_forward(problem, device)
-        begin = time.perf_counter()
-        out, lse = flash_attention(q, k, v, causal=causal, return_lse=True)
-        cupy.cuda.get_current_stream().synchronize()
-        first = time.perf_counter() - begin
-        check = check_result(out, lse, *host_qkv, causal=causal)
-        flop = attention_flop(sizes.batch, sizes.heads, sizes.seqlen, sizes.head_dim, causal)
-
-        def call(causal: bool = causal) -> Any:
-            return flash_attention(q, k, v, causal=causal)
-
-        ms = median_ms(call, repeat=REPEAT)
-        binary = build(plan.spec, device.target)
-        run: dict[str, Any] = {
-            "causal": causal,
-            "check": check.to_dict(),
-            "kernel": plan.spec.name,
-            "registers": binary.registers,
-            "spill_bytes": binary.spill_bytes,
-            "first_call_ms": first * 1e3,
-            "ms": ms,
-            "tflops": flop / ms / 1e9,
-            "share_of_ceiling": flop / ms / 1e9 / ceiling,
-            "peak_bytes": peak_bytes(call),
-            "by_hand": by_hand(q, k, v, causal),
-        }
+        run = measure_on_gpu(sizes, host_qkv, (q, k, v), causal, device)
+        run["share_of_ceiling"] = run["tflops"] / ceiling
         runs.append(run)
-        say(f"\n{'causal' if causal else 'not causal'}")
-        say(f"  check            {check}")
-        say(
-            f"  flash_attention  {measured(run)}, {run['tflops']:.0f} TFLOP/s, {run['share_of_ceiling']:.0%} of ceiling"
-        )
-        hand = run["by_hand"]
-        compared = hand.get("message") or f"{measured(hand)}, {hand['ms'] / ms:.1f} times as long"
-        say(f"  CuPy by hand     {compared}{hand['note']}")
-        say(f"  kernel           {plan.explain()}")
-        say(f"                   {binary.registers} registers, {binary.spill_bytes} bytes of spills; first call "
-            f"{first * 1e3:.0f} ms, compiling included")  # fmt: skip
+        say(describe(run))
     return {"ceiling_tflops": rates, "runs": runs}
+
+
+def measure_on_gpu(sizes: Sizes, host_qkv: Any, qkv: Any, causal: bool, device: Device) -> dict[str, Any]:
+    """Check and measure one kind of call; `host_qkv` are the NumPy arrays that `qkv` came from."""
+    import cupy
+
+    q, k, v = qkv
+    problem = Problem.from_arrays(q, k, v, causal=causal, addresses=(q.data.ptr, k.data.ptr, v.data.ptr, 0))
+    plan = plan_forward(problem, device)
+    begin = time.perf_counter()
+    out, lse = flash_attention(q, k, v, causal=causal, return_lse=True)
+    cupy.cuda.get_current_stream().synchronize()
+    first = time.perf_counter() - begin
+    check = check_result(out, lse, *host_qkv, causal=causal)
+
+    def call() -> Any:
+        return flash_attention(q, k, v, causal=causal)
+
+    ms = median_ms(call, repeat=REPEAT)
+    binary = build(plan.spec, device.target)
+    flop = attention_flop(sizes.batch, sizes.heads, sizes.seqlen, sizes.head_dim, causal)
+    return {
+        "causal": causal,
+        "check": check.to_dict(),
+        "kernel": plan.spec.name,
+        "plan": plan.explain(),
+        "registers": binary.registers,
+        "spill_bytes": binary.spill_bytes,
+        "first_call_ms": first * 1e3,
+        "ms": ms,
+        "tflops": flop / ms / 1e9,
+        "peak_bytes": peak_bytes(call),
+        "by_hand": by_hand(q, k, v, causal),
+    }
+
+
+def describe(run: dict[str, Any]) -> str:
+    """One measured call as text."""
+    rate = f"{run['tflops']:.0f} TFLOP/s, {run['share_of_ceiling']:.0%} of the ceiling"
+    hand = run["by_hand"]
+    compared = hand.get("message") or f"{measured(hand)}, {hand['ms'] / run['ms']:.1f} times as long"
+    return f"""
+{"causal" if run["causal"] else "not causal"}
+  check            {Check(**run["check"])}
+  flash_attention  {measured(run)}, {rate}
+  CuPy by hand     {compared}{hand["note"]}
+  first call       {run["first_call_ms"]:8.0f} ms, compiling included unless it was cached
+  kernel           {run["plan"]}
+                   {run["registers"]} registers per thread, {run["spill_bytes"]} bytes of spills"""
 
 
 def measured(run: dict[str, Any]) -> str:

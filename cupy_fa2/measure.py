@@ -61,13 +61,14 @@ def attention_by_hand(q: Any, k: Any, v: Any, causal: bool) -> Any:
     """
     import cupy
 
+    xp = cupy.get_array_module(q)  # NumPy for the tests
     if k.shape[2] != q.shape[2]:
-        k, v = (cupy.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
+        k, v = (xp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
     q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
-    s = cupy.matmul(q, k.transpose(0, 1, 3, 2)) * (1 / math.sqrt(q.shape[3]))
+    s = xp.matmul(q, k.transpose(0, 1, 3, 2)) * (1 / math.sqrt(q.shape[3]))
     if causal:
         rows, columns = s.shape[2:]
-        s = cupy.where(cupy.tri(rows, columns, columns - rows, dtype=bool), s, -math.inf)
-    p = cupy.exp(s - s.max(axis=-1, keepdims=True))
+        s = xp.where(xp.tri(rows, columns, columns - rows, dtype=bool), s, -math.inf)
+    p = xp.exp(s - s.max(axis=-1, keepdims=True))
     p = p / p.sum(axis=-1, keepdims=True)
-    return cupy.matmul(p, v).transpose(0, 2, 1, 3)
+    return xp.matmul(p, v).transpose(0, 2, 1, 3)

@@ -17,8 +17,8 @@ def with_torch() -> str:
     import torch
 
     q, k, v = (torch.randn(SHAPE, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    # Work queued by torch must be seen: use torch's stream.
-    with cp.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+    # Run on torch's stream, behind the work that torch has queued. (Before CuPy 14: cp.cuda.ExternalStream.)
+    with cp.cuda.Stream.from_external(torch.cuda.current_stream()):
         out = torch.from_dlpack(cupy_fa2.flash_attention(q, k, v, causal=True))
     return f"{type(out).__name__} {tuple(out.shape)} {out.dtype} on {out.device}"
 

@@ -14,7 +14,7 @@ import pytest
 
 import cupy_fa2
 from cupy_fa2 import __main__ as command
-from cupy_fa2 import ceiling, ptxsim
+from cupy_fa2 import ceiling, demo, measure, ptxsim, reference
 from cupy_fa2.compile import CompileError, compile_source, gather_sources
 
 SMALL = ["--seqlen", "40", "--head-dim", "32"]
@@ -201,6 +201,31 @@ def test_ceiling_kernel_does_the_work_it_is_timed_for(dtype: str) -> None:
     assert report.mma == warps * ceiling.CHAINS * iterations
     assert np.isfinite(sink).all()
     assert len(np.unique(sink)) > 16  # operands that differ from lane to lane: zeros would draw less power
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("heads_k", [4, 2])
+def test_attention_by_hand_is_attention(causal: bool, heads_k: int) -> None:
+    """What we compare with computes the same, in the same dtype."""
+    pytest.importorskip("cupy")
+    q, k, v = demo.draw(demo.Sizes(batch=2, seqlen=50, heads=4, head_dim=32, heads_k=heads_k), "float16")
+    out = measure.attention_by_hand(q, k, v, causal)
+    assert out.dtype == np.float16
+    exact, _ = reference.attention(q, k, v, causal=causal)
+    assert np.abs(out - exact).max() < 5e-3
+
+
+def test_description_of_a_measured_run() -> None:
+    run: dict[str, Any] = {
+        "causal": True, "check": demo.Check(True, 512, 1e-4, 2e-4, 1e-6, 1e-5).to_dict(), "plan": "fwd on a card",
+        "registers": 255, "spill_bytes": 0, "first_call_ms": 650.3, "ms": 2.5, "tflops": 411.2, "peak_bytes": 67108864,
+        "share_of_ceiling": 0.643, "by_hand": {"ms": 100.0, "peak_bytes": 21_740_000_000, "note": ""},
+    }  # fmt: skip
+    text = demo.describe(run)
+    assert "2.500 ms,   0.07 GB, 411 TFLOP/s, 64% of the ceiling" in text
+    assert "100.000 ms,  21.74 GB, 40.0 times as long" in text
+    run["by_hand"] = {"message": "not run: cupy.matmul needs cuBLAS", "note": ""}
+    assert "CuPy by hand     not run: cupy.matmul needs cuBLAS" in demo.describe(run)
 
 
 @pytest.mark.gpu
