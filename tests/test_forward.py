@@ -19,7 +19,7 @@ from cupy_fa2.testing import (
     random_qkv,
 )
 
-SIMULATED = attention_examples(max_seqlen=150, max_heads=4, max_work=1 << 22)
+SIMULATED = attention_examples(max_seqlen=140, max_heads=4, max_work=1 << 21)
 ON_GPU = attention_examples(max_seqlen=1100, max_batch=5, max_heads=40, max_work=1 << 31)
 
 
@@ -34,7 +34,7 @@ EDGES = [0, 1, 2, 3, 5, 13, 15, 16, 17, 31, 32, 33, 61, 63, 64, 65, 127, 128, 12
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("seqlen", EDGES)
 def test_edge_lengths_of_queries(fa, seqlen, causal):
-    for dtype in DTYPES:
+    for dtype in fa.size([list(DTYPES)[seqlen % 2]], DTYPES):
         for seqlen_k in fa.size([50], [1, 50, 65, 300]):
             fa.check(example(dtype, seqlen_q=seqlen, seqlen_k=seqlen_k, num_heads=1, causal=causal))
 
@@ -42,7 +42,7 @@ def test_edge_lengths_of_queries(fa, seqlen, causal):
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("seqlen", EDGES)
 def test_edge_lengths_of_keys(fa, seqlen, causal):
-    for dtype in DTYPES:
+    for dtype in fa.size([list(DTYPES)[seqlen % 2]], DTYPES):
         for seqlen_q in fa.size([18], [1, 18, 65, 300]):
             fa.check(example(dtype, seqlen_q=seqlen_q, seqlen_k=seqlen, num_heads=1, causal=causal))
 
@@ -95,7 +95,8 @@ def test_grouped_heads(fa, num_heads, num_heads_k):
 @pytest.mark.parametrize("storage", STORAGES)
 def test_storages(fa, storage, layout):
     """Each of q, k and v in every way of lying in memory; NaN is all around."""
-    for storages in [(storage, "contiguous", "fused qkv"), ("contiguous", storage, storage)]:
+    each = [(storage, "contiguous", "fused qkv"), ("contiguous", storage, storage)]
+    for storages in fa.size([(storage, "fused qkv", storage)], each):
         fa.check(
             example(
                 "bfloat16",
@@ -134,9 +135,9 @@ def test_alignment_array_kinds(fa, kind):
 
 
 @pytest.mark.parametrize("scale", [0, 0.0, 1, -1, -0.125, 1e-8, 3.5, np.float64(0.1), np.float32(-0.5), np.int64(1)])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_scales(fa, dtype, scale):
-    fa.check(example(dtype, softmax_scale=scale, num_heads=1, causal=True))
+def test_scales(fa, scale):
+    for dtype in fa.size(["float16"], DTYPES):
+        fa.check(example(dtype, softmax_scale=scale, num_heads=1, causal=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -150,7 +151,7 @@ def test_mean_offset(fa, mean, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_out_in_float32(fa, dtype, head_dim_v, causal):
     """The same rule, one ulp being float32's now; and rounding it gives the call's usual output."""
-    e = example(dtype, seqlen_k=fa.size(130, 2000), head_dim_v=head_dim_v, causal=causal)
+    e = example(dtype, seqlen_k=fa.size(70, 2000), num_heads=1, head_dim_v=head_dim_v, causal=causal)
     out, _ = fa.check(e, out_dtype=np.float32)
     usual, _ = fa.call(*e.arrays(fa.xp), causal=causal)
     fa.same_bits(host(out).astype(DTYPES[dtype]), usual)

@@ -19,9 +19,9 @@ from cupy_fa2.testing import (
     random_qkv,
 )
 
-SIMULATED = attention_examples(max_seqlen=140, max_heads=4, max_head_dim=80, max_work=1 << 21)
+SIMULATED = attention_examples(max_seqlen=80, max_heads=4, max_head_dim=80, max_work=1 << 20)
 ON_GPU = attention_examples(max_seqlen=1000, max_heads=40, max_batch=5, max_work=1 << 30)
-FEWER = settings.get_profile("suite").max_examples // 4
+FEWER = settings().max_examples // 4
 
 
 def drawn(fa, data):
@@ -58,15 +58,12 @@ def test_a_constant_added_to_all_scores(fa, dtype, constant):
     """
     rng = np.random.default_rng(0)
     q, k = (
-        fa.xp.asarray((rng.integers(-2, 3, (1, n, 1, 31)) / 4).astype(DTYPES[dtype]))
-        for n in (20, fa.size(150, 3000))
+        fa.xp.asarray((rng.integers(-2, 3, (1, n, 1, 31)) / 4).astype(DTYPES[dtype])) for n in (20, fa.size(150, 3000))
     )
     v = fa.xp.asarray(rng.standard_normal((1, k.shape[1], 1, 40)).astype(DTYPES[dtype]))
     zero_q, zero_k = (fa.xp.zeros((1, x.shape[1], 1, 1), x.dtype) for x in (q, k))
     one, shift = (z + np.array(c, DTYPES[dtype]) for z, c in ((zero_q, 1), (zero_k, constant)))
-    plain, plain_lse = fa.call(
-        fa.xp.concatenate([q, zero_q], 3), fa.xp.concatenate([k, zero_k], 3), v, softmax_scale=1
-    )
+    plain, plain_lse = fa.call(fa.xp.concatenate([q, zero_q], 3), fa.xp.concatenate([k, zero_k], 3), v, softmax_scale=1)
     out, lse = fa.call(fa.xp.concatenate([q, one], 3), fa.xp.concatenate([k, shift], 3), v, softmax_scale=1)
     eps = 2.0 ** (-11 if dtype == "float16" else -8)
     np.testing.assert_allclose(host(out).astype(float), host(plain).astype(float), atol=2 * eps, rtol=2 * eps)
@@ -105,15 +102,16 @@ def test_head_split(fa, data):
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("loud", [1.0, 30.0, 1000.0, np.nan])
+@pytest.mark.parametrize("loud", [30.0, 1000.0, np.nan])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_row_does_not_depend_on_other_rows(fa, dtype, loud, causal):
     """Neighbours whose maxima jump (30, 1000) or that are NaN must not decide when this row rescales."""
-    seqlen_q, seqlen_k = fa.size((130, 150), (1000, 3000))
+    seqlen_q, seqlen_k = fa.size((70, 140), (1000, 3000))
     q, k, v = random_qkv(1, seqlen_q, seqlen_k, 1, 64, dtype=dtype, mean=0.3)
     out, lse = fa.call(*map(fa.xp.asarray, (q, k, v)), causal=causal)
     rng = np.random.default_rng(7)
-    for kept in (np.arange(seqlen_q) % 2 == 0, np.arange(seqlen_q) == 37, rng.random(seqlen_q) < 0.3):
+    patterns = np.arange(seqlen_q) % 2 == 0, np.arange(seqlen_q) == 37, rng.random(seqlen_q) < 0.3
+    for kept in fa.size(patterns[:2], patterns):
         other = (rng.standard_normal(q.shape) * loud).astype(q.dtype)
         other[:, kept] = q[:, kept]
         changed, changed_lse = fa.call(*map(fa.xp.asarray, (other, k, v)), causal=causal)
@@ -140,13 +138,11 @@ def test_row_whose_maximum_rises_slowly(fa):
         assert_attention_close(out, lse, *arrays, softmax_scale=0.25)
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("head_dim", [40, 64, 33])
+@pytest.mark.parametrize("head_dim", [40, 33])
 @pytest.mark.parametrize("storage", STORAGES)
-def test_strided_is_contiguous(fa, storage, head_dim, causal):
-    e = example(
-        "bfloat16", 2, seqlen_q=21, num_heads=2, head_dim=head_dim, causal=causal, storage=(storage,) * 3
-    )
+def test_strided_is_contiguous(fa, storage, head_dim):
+    causal = head_dim == 40
+    e = example("bfloat16", 2, seqlen_q=21, num_heads=2, head_dim=head_dim, causal=causal, storage=(storage,) * 3)
     q, k, v = e.arrays(fa.xp)
     copies = (fa.xp.ascontiguousarray(x) for x in (q, k, v))
     fa.same_bits(fa.call(q, k, v, causal=causal), fa.call(*copies, causal=causal))
@@ -196,9 +192,9 @@ def test_masked_keys_may_be_anything_finite(fa):
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_same_call_same_bits(fa, causal):
-    q, k, v = example(
-        "bfloat16", 2, seqlen_q=fa.size(30, 2000), seqlen_k=fa.size(70, 2000), causal=causal
-    ).arrays(fa.xp)
+    q, k, v = example("bfloat16", 2, seqlen_q=fa.size(30, 2000), seqlen_k=fa.size(70, 2000), causal=causal).arrays(
+        fa.xp
+    )
     first = fa.call(q, k, v, causal=causal)
     for _ in range(fa.size(2, 20)):
         fa.same_bits(fa.call(q, k, v, causal=causal), first)
