@@ -32,13 +32,12 @@ def compile_times() -> dict[str, float]:
     """Seconds to build each kernel for sm_90; in a fresh process with an empty cache."""
     from cupy_fa2.compile import build
     from cupy_fa2.device import named_device
-    from cupy_fa2.heuristics.pick import pick_forward
-    from cupy_fa2.spec import KernelSpec
+    from cupy_fa2.plan import forward_spec
 
     times = {}
     for head_dim in HEAD_DIMS:
         for causal in (False, True):
-            spec = KernelSpec(pick_forward(head_dim, head_dim, named_device("H200"))[0], "bf16", "bf16", causal)
+            spec, _ = forward_spec(head_dim, head_dim, named_device("H200"), causal=causal)
             begin = time.perf_counter()
             build(spec, "sm_90")
             times[spec.name] = time.perf_counter() - begin

@@ -11,6 +11,7 @@ Needs no GPU, only a disassembler: ``nvdisasm`` or ``cuobjdump`` of a CUDA toolk
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from cupy_fa2.compile import build
 from cupy_fa2.device import named_device
-from cupy_fa2.heuristics.pick import pick_forward
+from cupy_fa2.plan import forward_spec
 from cupy_fa2.spec import ENTRY, FwdTile, KernelSpec
 
 __all__ = [
@@ -298,13 +299,16 @@ def main() -> int:
     else:
         device = named_device(options.card)
         cubins = {}
-        tiles = [FwdTile(**options.tile)] if options.tile else [pick_forward(d, d, device)[0] for d in options.head_dim]
-        for tile in tiles:
-            for causal in (False, True) if options.causal is None else (options.causal,):
-                spec = KernelSpec(tile, options.dtype, options.dtype, causal)
-                binary = build(spec, options.arch)
-                label = f"{spec.name} {options.arch} ({binary.registers} registers, {binary.spill_bytes} B spilled)"
-                cubins[label] = (binary.cubin, tile)
+        masks = (False, True) if options.causal is None else (options.causal,)
+        if options.tile:
+            specs = [KernelSpec(FwdTile(**options.tile), options.dtype, options.dtype, causal) for causal in masks]
+        else:
+            chosen = itertools.product(options.head_dim, masks)
+            specs = [forward_spec(d, d, device, options.dtype, causal=causal)[0] for d, causal in chosen]
+        for spec in specs:
+            binary = build(spec, options.arch)
+            label = f"{spec.name} {options.arch} ({binary.registers} registers, {binary.spill_bytes} B spilled)"
+            cubins[label] = (binary.cubin, spec.tile)
     try:
         for name, (cubin, tile) in cubins.items():
             rows[name] = {kind: main_loop_counts(cubin, tile, always=kind == "always") for kind in ("every", "always")}

@@ -21,10 +21,11 @@ from cases import Case
 
 from cupy_fa2.compile import Binary, build
 from cupy_fa2.device import Device
-from cupy_fa2.plan import Plan, encode_forward, plan_forward
+from cupy_fa2.plan import Plan, plan_forward
 from cupy_fa2.problem import Problem
 from cupy_fa2.runtime import CupyKernel
 from cupy_fa2.spec import KernelSpec
+from cupy_fa2.tensormap import arguments, encode_cuda
 
 __all__ = [
     "DTYPES",
@@ -128,10 +129,10 @@ def bare_call(
             num_m_blocks=m_blocks,
             grid=(m_blocks * problem.batch * problem.num_heads, 1, 1),
             block=(tile.threads, 1, 1),
-            shared_bytes=tile.shared_bytes,
+            shared_bytes=spec.shared_bytes,
         )
     kernel = CupyKernel(plan.spec, device, plan.shared_bytes)
-    args = encode_forward(problem, plan, pointers, 0)
+    args = arguments(problem, plan, pointers, 0, encode_cuda)
     return plan, kernel, lambda: kernel(plan, args)
 
 

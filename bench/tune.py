@@ -21,18 +21,19 @@ What is written
     ENTRIES = {
         # (head_dim, head_dim_v, causal, min_seqlen): FwdTile's fields but the head dims, and KernelSpec's
         (128, 128, False, 0): {"tile": {"block_m": 128, "block_n": 64, ...}, "spec": {}, "tflops": 380.1},
-        (128, 128, False, 2048): {"tile": {...}, "spec": {"min_blocks": 2}, "tflops": 407.3},
+        (128, 128, False, 2048): {"tile": {...}, "spec": {"kv": "tensor"}, "tflops": 407.3},
     }
 
-A problem belongs to the smallest class with both head dims at least its own, and among that class's entries to the
-largest ``min_seqlen`` that its ``seqlen_q`` reaches. The tile is ``FwdTile(head_dim=..., head_dim_v=..., **tile)`` with
-the problem's own head dims (rounded up to 16), the spec ``KernelSpec(tile, ..., **spec)``; only what differs from the
-defaults is in ``spec``, while ``tile`` names every field.
+An entry is for head dims that round up to its own; of those, a problem takes the one with the largest ``min_seqlen``
+that its ``seqlen_q`` reaches. The tile is ``FwdTile(head_dim=..., head_dim_v=..., **tile)``, the spec
+``KernelSpec(tile, ..., **spec)``; only what differs from the defaults is in ``spec``, while ``tile`` names every field.
+Keys that tensor maps cannot describe get the same tile with cp.async, so a winner's tile has to exist for both.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import runpy
 import sys
@@ -54,12 +55,13 @@ __all__ = ["SHAPES", "VARIANTS", "candidates", "main", "render", "variants"]
 
 #: Fields of `FwdTile` -> values whose every combination is tried. Fields that do not exist are left out.
 SHAPES: dict[str, list[Any]] = {
-    "block_m": [64, 128, 192, 256],
-    "block_n": [32, 48, 64, 80, 96, 128],
+    "block_m": [64, 128],
+    "block_n": [32, 48, 64, 80, 96, 112, 128],
     "num_warps": [2, 4, 8],
     "stages": [1, 2],
+    "q_in_registers": [False, True],
 }
-QUICK_SHAPES: dict[str, list[Any]] = {**SHAPES, "block_m": [64, 128], "block_n": [32, 64, 96, 128]}
+QUICK_SHAPES: dict[str, list[Any]] = {**SHAPES, "block_m": [64, 128], "block_n": [48, 64, 96]}
 #: Fields of `FwdTile` or `KernelSpec` -> values tried on the best shapes, every combination.
 VARIANTS: dict[str, list[Any]] = {"last_to_first": [True, False], "min_blocks": [1, 2, 3]}
 
@@ -188,6 +190,10 @@ def tune(
     title = f"d{head_dim}" + (f"v{head_dim_v}" if head_dim_v != head_dim else "") + (" causal" if causal else "")
     tiles = candidates(head_dim, head_dim_v, device, shapes)
     specs = [KernelSpec(tile, DTYPE, DTYPE, causal) for tile in tiles]
+    if device.arch >= 90:
+        for tile in tiles:
+            with contextlib.suppress(ValueError):  # shapes that tensor maps cannot serve
+                specs.append(KernelSpec(tile, DTYPE, DTYPE, causal, kv="tensor"))
     for min_seqlen, seqlen in SEQLENS.items():
         begin = time.perf_counter()
         search = Search(device, head_dim, head_dim_v, causal, seqlen)

@@ -17,14 +17,15 @@ import numpy as np
 
 from cupy_fa2 import ptxsim
 from cupy_fa2.device import cuda_device
-from cupy_fa2.params import FWD_PARAMS, MAX_SEQLEN
+from cupy_fa2.params import FWD_PARAMS, FWD_TENSOR_PARAMS_BYTES, MAX_SEQLEN, TENSOR_MAPS_AT
 from cupy_fa2.plan import Plan, encode_forward, plan_forward
 from cupy_fa2.problem import Problem, padded_head_dim
 from cupy_fa2.runtime import CupyKernel, current_simulator, load_cuda, refuse_capture
+from cupy_fa2.tensormap import TensorBox, arguments, encode_cuda, key_value_boxes
 
 __all__ = ["flash_attention"]
 
-SIMULATOR_LIMIT = 1e9  # multiply-adds that just run: some ten seconds
+SIMULATOR_LIMIT = 1e9  # multiply-adds that just run: half a minute at most
 
 _OUT_NUMPY: dict[str, np.dtype[Any]] = {
     "f16": np.dtype(np.float16),
@@ -39,6 +40,7 @@ _DIAGONALS_AT = FWD_PARAMS.dtype.fields["diagonal_offsets"][1]
 
 _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 _MAX_PREPARED = 4096
+_MAX_MAPS = 64  # of each
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,19 @@ class Prepared:
     kernel: CupyKernel
     args: bytes
     empty: bool  # no output element
+    boxes: tuple[TensorBox, TensorBox] | None  # of k and v, for a kernel that takes tensor maps
+    maps: dict[tuple[int, int], bytes]  # by addresses of k and v
+
+    def tensor_maps(self, k: int, v: int) -> bytes:
+        """The maps of k and v at these addresses; remembered, for callers that reuse their buffers."""
+        maps = self.maps.get((k, v))
+        if maps is None:
+            assert self.boxes is not None
+            maps = encode_cuda(k, self.boxes[0]) + encode_cuda(v, self.boxes[1])
+            if len(self.maps) >= _MAX_MAPS:
+                self.maps.clear()
+            self.maps[k, v] = maps
+        return maps
 
 
 _prepared: dict[tuple[Any, ...], Prepared] = {}
@@ -74,6 +89,13 @@ def flash_attention(
     if cupy is None or not type(q) is type(k) is type(v) is cupy.ndarray:
         if all(isinstance(x, np.ndarray) for x in (q, k, v)):
             return _simulate(q, k, v, causal, align, softmax_scale, layout, out, out_dtype, return_lse)
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if not any(hasattr(x, protocol) for protocol in ("__dlpack__", "__cuda_array_interface__")):
+                raise TypeError(
+                    f"{name} must be a cupy.ndarray, an array on a CUDA device that speaks DLPack or "
+                    "__cuda_array_interface__, or (with q, k and v alike) a numpy.ndarray; got "
+                    f"{type(x).__name__}"
+                )
         cupy = _import_cupy()
         q, k, v = (_adopt(cupy, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     if out is not None and not isinstance(out, cupy.ndarray):
@@ -117,10 +139,7 @@ def _adopt(cupy: Any, name: str, x: Any) -> Any:
         return cupy.from_dlpack(x)
     if hasattr(x, "__cuda_array_interface__"):
         return cupy.asarray(x)
-    raise TypeError(
-        f"{name} must be a cupy.ndarray, an array on a CUDA device that speaks DLPack or __cuda_array_interface__, or "
-        f"(with q, k and v alike) a numpy.ndarray; got {type(x).__name__}"
-    )
+    raise TypeError(f"{name} must be an array on a CUDA device, got {type(x).__name__}")
 
 
 def _launch(
@@ -172,6 +191,8 @@ def _launch(
         _POINTERS.pack_into(args, _POINTERS_AT, q_ptr, k_ptr, v_ptr, out.data.ptr, 0 if lse is None else lse.data.ptr)
         if diagonals:
             _DIAGONALS.pack_into(args, _DIAGONALS_AT, diagonals)
+        if call.boxes is not None:
+            args[TENSOR_MAPS_AT:] = call.tensor_maps(k_ptr, v_ptr)
         call.kernel(call.plan, args)
     return out if lse is None else (out, lse)
 
@@ -204,7 +225,11 @@ def _prepare(
     plan = plan_forward(problem, cuda_device(device_id))
     kernel = load_cuda(plan, device_id)
     args = encode_forward(problem, plan, (0, 0, 0, 0, 0), 0)
-    call = Prepared(problem, plan, kernel, args, math.prod(problem.out_shape) == 0)
+    boxes = None
+    if plan.spec.kv == "tensor":
+        args = args.ljust(FWD_TENSOR_PARAMS_BYTES, b"\0")
+        boxes = key_value_boxes(problem, plan)
+    call = Prepared(problem, plan, kernel, args, math.prod(problem.out_shape) == 0, boxes, {})
     if key:
         if len(_prepared) >= _MAX_PREPARED:
             _prepared.clear()
@@ -249,12 +274,12 @@ def _simulate(
             "with cupy_fa2.simulator(): ..."
         )
     if out is None:
-        out = np.empty(problem.out_shape, _OUT_NUMPY[problem.out_dtype])
+        out = _empty_aligned(problem.out_shape, _OUT_NUMPY[problem.out_dtype])
     else:
         if not out.flags.writeable:
             raise ValueError("out is read-only; pass a writable array")
         _check_overlap(out, _address(out), (("q", q, _address(q)), ("k", k, _address(k)), ("v", v, _address(v))))
-    lse = np.empty(problem.lse_shape, np.float32) if return_lse else None
+    lse = _empty_aligned(problem.lse_shape, np.dtype(np.float32)) if return_lse else None
     if out.size:
         plan = plan_forward(problem, simulator.device)
         inputs = [_packed(np, x) if copied else x for x, copied in zip((q, k, v), problem.copied, strict=True)]
@@ -265,8 +290,23 @@ def _simulate(
         diagonals = 0
         if problem.diagonal is None:
             diagonals = memory.bind(_int32_diagonals(np, align), "align")
-        simulator.run(plan, encode_forward(problem, plan, tuple(pointers), diagonals), memory)  # type: ignore[arg-type]
+        q_at, k_at, v_at, out_at, lse_at = pointers
+        args = arguments(problem, plan, (q_at, k_at, v_at, out_at, lse_at), diagonals, _simulated_map)
+        simulator.run(plan, args, memory)
     return out if lse is None else (out, lse)
+
+
+def _simulated_map(address: int, tensor: TensorBox) -> bytes:
+    ones = (1,) * len(tensor.dims)
+    encoded: bytes = ptxsim.encode_tensor_map(address, 2, tensor.dims, tensor.strides, tensor.box, ones, 128)
+    return encoded
+
+
+def _empty_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """A new array that begins at a multiple of 256 bytes, as CuPy's do: sectors are counted as on a GPU."""
+    buffer = np.empty(math.prod(shape) * dtype.itemsize + 256, np.uint8)
+    begin = -_address(buffer) % 256
+    return buffer[begin : begin + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 
 def _address(x: Any) -> int:

@@ -111,9 +111,9 @@ def nvrtc_version() -> tuple[int, int]:
         major, minor = _nvrtc().getVersion()
     except CompileError:
         raise
-    except Exception as error:  # CuPy raises whatever its loader raised
+    except Exception as error:  # CuPy raises whatever its loader raised, at length
         raise CompileError(
-            f"NVRTC, the run-time compiler of CUDA, was not found ({error}). "
+            f"NVRTC, the run-time compiler of CUDA, was not found ({str(error).strip().partition(chr(10))[0]}). "
             "Install it with: pip install 'cuda-toolkit[nvrtc]==12.*' (==13.* beside cupy-cuda13x)"
         ) from error
     return int(major), int(minor)
@@ -162,7 +162,9 @@ def compile_source(unit: str, headers: dict[str, str], name: str, options: tuple
             raise CompileError(f"NVRTC {nvrtc_version()} could not compile {name} ({error}):\n{log}") from error
         ptx = nvrtc.getPTX(program)
         cubin = b"" if any("=compute_" in option for option in options) else bytes(nvrtc.getCUBIN(program))
-        return (ptx.decode() if isinstance(ptx, bytes) else ptx).rstrip("\0"), cubin, nvrtc.getProgramLog(program)
+        text = (ptx.decode() if isinstance(ptx, bytes) else ptx).rstrip("\0")
+        # Line information names the unit and its includes as if they lay in the working directory.
+        return text.replace(f'"{os.getcwd()}/', '"'), cubin, nvrtc.getProgramLog(program)
     finally:
         nvrtc.destroyProgram(program)
 
@@ -242,6 +244,8 @@ def build(spec: KernelSpec, arch: str, *, line_info: bool = False) -> Binary:
     unit = spec.render()
     headers = gather_sources(unit)
     options = (*_OPTIONS, f"--gpu-architecture={arch}", *(("--generate-line-info",) if line_info else ()))
+    if nvrtc_version() >= (12, 9):
+        options += ("--no-cache",)  # NVRTC's own cache skips the assembler, and with it the report of registers
     digest = hashlib.sha256(repr((unit, sorted(headers.items()), options, nvrtc_version())).encode()).hexdigest()
     with _lock:
         if digest in _built:
@@ -258,8 +262,8 @@ def build(spec: KernelSpec, arch: str, *, line_info: bool = False) -> Binary:
             arch,
             _whole_elf(cubin) if cubin else b"",
             ptx,
-            int(usage.group(1)) if usage else -1,
-            int(spills.group(2)) + int(spills.group(3)) if spills else -1,
+            int(usage[1]) if usage else -1,
+            int(spills[2]) + int(spills[3]) if spills else -1,
         )
         _write(path, _encode(binary))
     with _lock:

@@ -122,6 +122,20 @@ FWD_PARAMS = ParamStruct(
 )
 
 
+#: Bytes of a tensor map (``CUtensorMap`` of the driver), and the alignment it wants.
+TENSOR_MAP_BYTES = 128
+TENSOR_MAP_ALIGNMENT = 64
+
+#: ``FwdTensorParams``: FwdParams, then the tensor maps of K and of V, each aligned.
+TENSOR_MAPS_AT = -(-FWD_PARAMS.dtype.itemsize // TENSOR_MAP_ALIGNMENT) * TENSOR_MAP_ALIGNMENT
+FWD_TENSOR_PARAMS_BYTES = TENSOR_MAPS_AT + 2 * TENSOR_MAP_BYTES
+
+
 def render_header() -> str:
     """The text of ``params.cuh``, the one include that is not a file of ``cuda_src``."""
-    return "#pragma once\nnamespace fa2 {\n" + FWD_PARAMS.render() + "\n}  // namespace fa2\n"
+    return f"""#pragma once
+namespace fa2 {{
+{FWD_PARAMS.render()}
+constexpr int kFwdTensorParamsBytes = {FWD_TENSOR_PARAMS_BYTES};
+}}  // namespace fa2
+"""

@@ -15,7 +15,7 @@ from cupy_fa2.params import ABI_VERSION, FWD_PARAMS
 from cupy_fa2.problem import Problem
 from cupy_fa2.spec import KernelSpec
 
-__all__ = ["MAX_GRID", "Plan", "encode_forward", "plan_forward"]
+__all__ = ["MAX_GRID", "Plan", "encode_forward", "forward_spec", "plan_forward"]
 
 #: Blocks along x, the one grid dimension that is used; the others end at 65,535.
 MAX_GRID = 2**31 - 1
@@ -62,6 +62,34 @@ class Plan:
         )
 
 
+def forward_spec(
+    head_dim: int,
+    head_dim_v: int,
+    device: Device,
+    dtype: str = "bf16",
+    out_dtype: str | None = None,
+    *,
+    causal: bool = False,
+    negate: bool = False,
+    out_vectors: bool = True,
+    tensor_maps: bool = True,
+    seqlen_q: int = 4096,
+) -> tuple[KernelSpec, str]:
+    """The kernel that a call gets, and why; arguments as `KernelSpec` and `pick_forward` have them."""
+    choice = pick_forward(head_dim, head_dim_v, device, causal=causal, seqlen_q=seqlen_q, tensor_maps=tensor_maps)
+    spec = KernelSpec(
+        choice.tile,
+        dtype,
+        out_dtype or dtype,
+        causal=causal,
+        negate=negate,
+        out_vectors=out_vectors,
+        kv=choice.kv,
+        min_blocks=choice.min_blocks,
+    )
+    return spec, choice.reason
+
+
 def plan_forward(problem: Problem, device: Device) -> Plan:
     """Choose the kernel and the grid for `problem` on `device`.
 
@@ -80,6 +108,7 @@ def plan_forward(problem: Problem, device: Device) -> Plan:
         problem.causal,
         problem.softmax_scale < 0,
         problem.out_vectors,
+        problem.tensor_maps,
         problem.batch * problem.num_heads,
         problem.seqlen_q,
         device,
@@ -95,19 +124,31 @@ def _plan_forward(
     causal: bool,
     negate: bool,
     out_vectors: bool,
+    tensor_maps: bool,
     heads: int,
     seqlen_q: int,
     device: Device,
 ) -> Plan:
-    tile, reason = pick_forward(head_dim, head_dim_v, device)
-    spec = KernelSpec(tile, dtype, out_dtype, causal, negate, out_vectors)
+    spec, reason = forward_spec(
+        head_dim,
+        head_dim_v,
+        device,
+        dtype,
+        out_dtype,
+        causal=causal,
+        negate=negate,
+        out_vectors=out_vectors,
+        tensor_maps=tensor_maps,
+        seqlen_q=seqlen_q,
+    )
+    tile = spec.tile
     num_m_blocks = -(-seqlen_q // tile.block_m)
     blocks = num_m_blocks * heads
     if blocks > MAX_GRID:
         raise ValueError(
             f"batch x heads x query tiles must be at most {MAX_GRID}, got {heads} x {num_m_blocks}; split the batch"
         )
-    return Plan(spec, device, num_m_blocks, (blocks, 1, 1), (tile.threads, 1, 1), tile.shared_bytes, reason)
+    return Plan(spec, device, num_m_blocks, (blocks, 1, 1), (tile.threads, 1, 1), spec.shared_bytes, reason)
 
 
 def encode_forward(problem: Problem, plan: Plan, pointers: tuple[int, int, int, int, int], diagonals: int) -> bytes:

@@ -86,6 +86,19 @@ class Problem:
         return self.batch, self.num_heads, self.seqlen_q
 
     @property
+    def tensor_maps(self) -> bool:
+        """Whether tensor maps can describe k and v: at least one key, and strides that step forward.
+
+        The driver takes strides of up to 2**40 bytes in multiples of 16 and sizes of up to 2**32.
+        """
+        sizes = (self.batch, self.seqlen_k, self.num_heads_k)
+        return all(0 < size <= 2**32 for size in sizes) and all(
+            size == 1 or 0 < 2 * stride < 2**40
+            for strides in (self.strides_k, self.strides_v)
+            for size, stride in zip(sizes, strides, strict=True)
+        )
+
+    @property
     def multiply_adds(self) -> int:
         """Multiply-adds of the two matrix products, masked or not."""
         pairs = self.batch * self.num_heads * self.seqlen_q * self.seqlen_k

@@ -18,14 +18,11 @@ import numpy as np
 from cupy_fa2 import ptxsim
 from cupy_fa2.compile import Binary, build, gather_sources
 from cupy_fa2.device import Device, named_device
-from cupy_fa2.params import FWD_PARAMS
+from cupy_fa2.params import FWD_PARAMS, FWD_TENSOR_PARAMS_BYTES
 from cupy_fa2.plan import Plan
 from cupy_fa2.spec import ENTRY, KernelSpec
 
 __all__ = ["CupyKernel", "SimKernel", "Simulator", "current_simulator", "load_cuda", "load_simulated", "simulator"]
-
-
-_STRUCT = np.dtype(("V", FWD_PARAMS.dtype.itemsize))
 
 
 class CupyKernel:
@@ -44,6 +41,7 @@ class CupyKernel:
         import cupy
 
         self.spec = spec
+        self._struct = np.dtype(("V", FWD_TENSOR_PARAMS_BYTES if spec.kv == "tensor" else FWD_PARAMS.dtype.itemsize))
         self.binary: Binary = build(spec, device.target)
         # RawModule reads a file. The cache's entries carry more than the cubin, and the cache may be read-only.
         # CuPy remembers modules by their path, so the path has to say what is in the file.
@@ -59,7 +57,7 @@ class CupyKernel:
 
     def __call__(self, plan: Plan, args: bytes | bytearray) -> None:
         """Launch on the current stream of the current device."""
-        struct = np.frombuffer(args, dtype=_STRUCT)  # one element: CuPy passes it by value
+        struct = np.frombuffer(args, dtype=self._struct)  # one element: CuPy passes it by value
         self._kernel(plan.grid, plan.block, (struct,), shared_mem=plan.shared_bytes)
 
 
@@ -75,6 +73,7 @@ class SimKernel:
 
     def __init__(self, spec: KernelSpec, device: Device) -> None:
         self.spec = spec
+        self._device = ptxsim.Device(device.name, device.shared_per_block)
         binary = build(spec, device.virtual_target, line_info=True)
         self._kernel = ptxsim.parse_kernel(binary.ptx, entry=ENTRY, sources=gather_sources(spec.render()))
 
@@ -87,6 +86,7 @@ class SimKernel:
             shared_bytes=plan.shared_bytes,
             params=bytes(args),
             memory=memory,
+            device=self._device,
         )
 
 

@@ -13,6 +13,12 @@ __all__ = ["DTYPES", "ENTRY", "FwdTile", "KernelSpec"]
 #: The element types of q, k and v, as the kernels call them.
 DTYPES = ("f16", "bf16")
 
+#: How K and V come -> the policy's C++ name, the header it is in, and the argument struct.
+KV_POLICIES = {
+    "dense": ("DenseKV", "policy/kv.cuh", "FwdParams"),
+    "tensor": ("TensorKV", "policy/tensor_kv.cuh", "FwdTensorParams"),
+}
+
 #: Name of the kernel in every module.
 ENTRY = "flash_fwd"
 
@@ -36,6 +42,8 @@ class FwdTile:
         then stay below 2**15, inside float16.
     last_to_first : bool
         Order of the key tiles.
+    q_in_registers : bool
+        Whether Q's fragments are read from shared memory once, or again for every key tile.
     """
 
     block_m: int
@@ -46,6 +54,7 @@ class FwdTile:
     stages: int = 2
     slack: int = 8
     last_to_first: bool = True
+    q_in_registers: bool = False
 
     def __post_init__(self) -> None:
         if self.block_m % (16 * self.num_warps) or self.block_n % 16:
@@ -64,7 +73,7 @@ class FwdTile:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: Q, then ``stages`` tiles of K and of V."""
+        """Shared memory of the tiles of a block: Q, then ``stages`` of K and of V."""
         q = self.block_m * self.head_dim
         kv = self.block_n * (self.head_dim + self.head_dim_v)
         return 2 * (q + self.stages * kv)
@@ -90,6 +99,8 @@ class KernelSpec:
         Whether keys beyond the diagonal are hidden.
     negate : bool
         Whether scores change sign (for a negative softmax scale).
+    kv : {"dense", "tensor"}
+        How K and V come: by cp.async from any strides, or through tensor maps (sm_90 and later).
     out_vectors : bool
         Whether out is stored by 16 bytes: aligned rows of adjacent elements, head_dim_v a multiple of 8.
     min_blocks : int
@@ -102,11 +113,21 @@ class KernelSpec:
     causal: bool = False
     negate: bool = False
     out_vectors: bool = True
+    kv: str = "dense"
     min_blocks: int = 1
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES or self.out_dtype not in (self.dtype, "float"):
             raise ValueError(f"no kernel takes {self.dtype} and gives {self.out_dtype}")
+        if self.kv not in KV_POLICIES:
+            raise ValueError(f"kv must be one of {', '.join(KV_POLICIES)}, got {self.kv!r}")
+        if self.kv == "tensor" and (self.tile.stages != 2 or self.tile.head_dim % 64 or self.tile.head_dim_v % 64):
+            raise ValueError(f"tensor maps want two stages and head dims that are multiples of 64, got {self.tile}")
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block: its tiles, and with tensor maps six barriers."""
+        return self.tile.shared_bytes + (6 * 8 if self.kv == "tensor" else 0)
 
     @property
     def name(self) -> str:
@@ -122,6 +143,8 @@ class KernelSpec:
         ]
         parts += [f"slack{t.slack}"] if t.slack != 8 else []
         parts += [] if t.last_to_first else ["ascending"]
+        parts += ["qreg"] if t.q_in_registers else []
+        parts += ["tensor"] if self.kv == "tensor" else []
         parts += ["causal"] if self.causal else []
         parts += ["negate"] if self.negate else []
         parts += ["out32"] if self.out_dtype == "float" else []
@@ -134,11 +157,13 @@ class KernelSpec:
         mask = "CausalMask" if self.causal else "NoMask"
         score = "ScoreMods<Negate>" if self.negate else "ScoreMods<>"
         epilogue = f"WriteOut<{self.out_dtype}, {str(self.out_vectors).lower()}>"
+        kv, header, argument = KV_POLICIES[self.kv]
         return f"""#include "sm80/fwd.cuh"
+#include "{header}"
 using namespace fa2;
 using Kernel = FwdKernel<{self.tile.render()},
-                         {self.dtype}, {mask}, {score}, DenseKV, {epilogue}>;
-static_assert(Kernel::kThreads == {self.tile.threads} && Kernel::kSharedBytes == {self.tile.shared_bytes});
+                         {self.dtype}, {mask}, {score}, {kv}, {epilogue}>;
+static_assert(Kernel::kThreads == {self.tile.threads} && Kernel::kSharedBytes == {self.shared_bytes});
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, {self.min_blocks})
-{ENTRY}(const __grid_constant__ FwdParams params) {{ Kernel::run(params); }}
+{ENTRY}(const __grid_constant__ {argument} params) {{ Kernel::run(params); }}
 """

@@ -16,7 +16,7 @@ from cases import cases
 from cupy_fa2.compile import build
 from cupy_fa2.device import named_device
 from cupy_fa2.heuristics.feasible import infeasible
-from cupy_fa2.heuristics.pick import pick_forward
+from cupy_fa2.plan import forward_spec
 from cupy_fa2.spec import FwdTile, KernelSpec
 
 H200 = named_device("H200")
@@ -30,10 +30,13 @@ needs_disassembler = pytest.mark.skipif(
 
 
 @needs_disassembler
-@pytest.mark.parametrize(("head_dim", "arch"), [(64, "sm_90"), (128, "sm_90"), (128, "sm_80"), (256, "sm_90")])
-def test_main_loop_is_what_the_tile_asks_for(head_dim, arch):
-    tile, _ = pick_forward(head_dim, head_dim, H200)
-    cubin = build(KernelSpec(tile, "bf16", "bf16"), arch).cubin
+@pytest.mark.parametrize("card", ["H200", "A100"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_main_loop_is_what_the_tile_asks_for(head_dim, card):
+    device = named_device(card)
+    spec, _ = forward_spec(head_dim, head_dim, device)
+    tile = spec.tile
+    cubin = build(spec, device.target).cubin
     counts = sass.main_loop_counts(cubin, tile)
     always = sass.main_loop_counts(cubin, tile, always=True)
     rows, mma = tile.block_m // tile.num_warps, sass.mma_per_tile(tile)
@@ -198,7 +201,7 @@ def test_tuner_tries_what_fits(head_dim):
     tiles = tune.candidates(head_dim, head_dim, H200, tune.SHAPES)
     assert len(set(tiles)) == len(tiles) > 10
     assert all(infeasible(tile, H200) is None for tile in tiles)
-    assert pick_forward(head_dim, head_dim, H200)[0] in tiles
+    assert forward_spec(head_dim, head_dim, H200)[0].tile in tiles
     specs = tune.variants(KernelSpec(tiles[0], "bf16", "bf16"), H200, tune.VARIANTS)
     assert KernelSpec(tiles[0], "bf16", "bf16") in specs
     assert len(set(specs)) == len(specs) > 1

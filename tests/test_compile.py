@@ -174,7 +174,7 @@ def test_targets_that_nvrtc_does_not_know(monkeypatch):
 
     class OldNvrtc:
         @staticmethod
-        def getSupportedArchs():  # noqa: N802
+        def getSupportedArchs():
             return (75, 80, 86, 90)
 
     nvrtc_version()
@@ -189,7 +189,7 @@ def test_targets_that_nvrtc_does_not_know(monkeypatch):
 def test_a_missing_nvrtc_says_what_to_install(monkeypatch):
     class NoNvrtc:
         @staticmethod
-        def getVersion():  # noqa: N802
+        def getVersion():
             raise OSError("libnvrtc.so.12: cannot open shared object file")
 
     nvrtc_version.cache_clear()

@@ -64,7 +64,7 @@ def test_the_swizzle_is_a_bijection(cols):
 
 @pytest.mark.parametrize("cols", DIMS)
 def test_the_swizzle_leaves_no_bank_conflict(cols):
-    """ldmatrix reads 8 rows of one chunk column at a time, cp.async writes 8 neighbouring chunks: each 8 bank groups."""
+    """ldmatrix reads 8 rows of one chunk column at a time, cp.async writes 8 neighbouring chunks: 8 bank groups."""
     groups = chunk_offsets(cols) // 16 % 8
     for first_row in range(0, ROWS, 8):
         for chunk in range(cols // 8):

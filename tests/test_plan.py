@@ -28,7 +28,9 @@ class Shaped:
         self.strides = tuple(packed) if strides is None else strides
 
 
-def problem(batch=2, seqlen_q=300, seqlen_k=500, heads=4, heads_k=2, head_dim=64, head_dim_v=None, dtype=np.float16, **kw):
+def problem(
+    batch=2, seqlen_q=300, seqlen_k=500, heads=4, heads_k=2, head_dim=64, head_dim_v=None, dtype=np.float16, **kw
+):
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
     return Problem.from_arrays(
         Shaped(batch, seqlen_q, heads, head_dim, dtype=dtype),
@@ -42,12 +44,28 @@ def problem(batch=2, seqlen_q=300, seqlen_k=500, heads=4, heads_k=2, head_dim=64
 @pytest.mark.parametrize("device", NAMED_DEVICES.values(), ids=lambda device: device.name)
 def test_every_head_dim_has_a_tile_on_every_card(device):
     for head_dim, head_dim_v in itertools.product(DIMS, DIMS):
-        tile, reason = pick_forward(head_dim, head_dim_v, device)
-        assert infeasible(tile, device) is None
-        assert tile.shared_bytes <= device.shared_per_block
-        assert blocks_by_shared_memory(tile, device) >= 1
-        assert (tile.head_dim, tile.head_dim_v) == (head_dim, head_dim_v)
-        assert reason
+        for causal, tensor_maps in itertools.product((False, True), (False, True)):
+            choice = pick_forward(head_dim, head_dim_v, device, causal=causal, seqlen_q=1000, tensor_maps=tensor_maps)
+            tile = choice.tile
+            assert infeasible(tile, device) is None
+            assert tile.shared_bytes <= device.shared_per_block
+            assert blocks_by_shared_memory(tile, device) >= 1
+            assert tile.head_dim >= head_dim
+            assert tile.head_dim_v >= head_dim_v
+            assert choice.kv == "dense" or (tensor_maps and device.arch >= 90)
+            assert choice.reason
+
+
+def test_how_keys_lie_in_memory_does_not_show_in_the_bits():
+    """With tensor maps or without: the same keys per tile, in the same order, by the same rule."""
+    for head_dim, causal, seqlen_q in itertools.product(DIMS, (False, True), (1, 1000, 100_000)):
+        tiles = [
+            pick_forward(
+                head_dim, head_dim, named_device("H200"), causal=causal, seqlen_q=seqlen_q, tensor_maps=tensor_maps
+            ).tile
+            for tensor_maps in (False, True)
+        ]
+        assert tiles[0] == tiles[1]
 
 
 def test_what_does_not_fit_is_refused_with_a_number():
@@ -60,7 +78,7 @@ def test_what_does_not_fit_is_refused_with_a_number():
 
 def test_candidates_differ():
     for head_dim in DIMS:
-        tiles = [tile for tile, _ in forward_candidates(head_dim, head_dim)]
+        tiles = [choice.tile for choice in forward_candidates(head_dim, head_dim)]
         assert len(set(tiles)) == len(tiles)
 
 

@@ -20,16 +20,45 @@ inline LaneAddress<Tile> col_operand(u32 tile) {
   return LaneAddress<Tile>(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
 }
 
+// Q as the A operand of one warp: read from shared memory whenever it is used, or once and kept in registers (kMTiles x
+// head_dim / 4 of them).
+template <bool kInRegisters, class QTile, int kMTiles>
+struct QOperand {
+  LaneAddress<QTile> address;
+  QOperand(u32 tile, int first_row) : address(row_operand<QTile>(tile, first_row)) {}
+
+  // The 16 x 16 block of m at column d.
+  void load(u32 (&a)[4], int m, int d) const { ptx::ldmatrix_x4(a, address.at(m * 16, d)); }
+};
+
+template <class QTile, int kMTiles>
+struct QOperand<true, QTile, kMTiles> {
+  u32 kept[QTile::kNumCols / 16][kMTiles][4];
+  QOperand(u32 tile, int first_row) {
+    const auto address = row_operand<QTile>(tile, first_row);
+#pragma unroll
+    for (int d = 0; d < QTile::kNumCols; d += 16)
+#pragma unroll
+      for (int m = 0; m < kMTiles; ++m) ptx::ldmatrix_x4(kept[d / 16][m], address.at(m * 16, d));
+  }
+
+  void load(u32 (&a)[4], int m, int d) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = kept[d / 16][m][i];
+  }
+};
+
 // s = Q K^T. The reduction runs outermost, so that each piece of Q is read once per key tile.
-template <class T, int kMTiles, int kChunks, class QTile, class KTile>
-inline void gemm_qk(ScoreChunk<kMTiles> (&s)[kChunks], const LaneAddress<QTile>& q, const LaneAddress<KTile>& k) {
+template <class T, bool kInRegisters, int kMTiles, int kChunks, class QTile, class KTile>
+inline void gemm_qk(ScoreChunk<kMTiles> (&s)[kChunks], const QOperand<kInRegisters, QTile, kMTiles>& q,
+                    const LaneAddress<KTile>& k) {
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) s[chunk].clear();
 #pragma unroll
   for (int d = 0; d < QTile::kNumCols; d += 16) {
     u32 a[kMTiles][4];
 #pragma unroll
-    for (int m = 0; m < kMTiles; ++m) ptx::ldmatrix_x4(a[m], q.at(m * 16, d));
+    for (int m = 0; m < kMTiles; ++m) q.load(a[m], m, d);
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       u32 b[4];

@@ -31,7 +31,54 @@ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// Orders the memory accesses of a warp's lanes.
+inline void warp_barrier() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
+
+// Orders those of all threads of the block.
 inline void barrier() { asm volatile("bar.sync 0;" ::: "memory"); }
+
+// ---- bulk tensor copies, global -> shared, and the barriers that count them (sm_90) --------------------------------
+
+// Makes a barrier in shared memory that completes a phase after `arrivals` arrivals.
+inline void mbarrier_init(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Makes initialised barriers visible to the copy engine, which does not see ordinary writes by itself.
+inline void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+inline void mbarrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives, and makes the phase wait for `bytes` more bytes of bulk copies.
+inline void mbarrier_arrive_expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Waits until the phase of this parity (phases alternate, beginning with 0) is complete. What arrived threads and
+// counted copies wrote is then visible.
+inline void mbarrier_wait(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred complete;\n"
+      "again_%=:\n"
+      "mbarrier.try_wait.parity.shared.b64 complete, [%0], %1;\n"
+      "@!complete bra again_%=;\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// One thread copies the box at (dim, key, head, batch) of the array that `map` describes, zeros where the box reaches
+// past the array; `barrier` counts its bytes.
+inline void copy_tensor_4d(u32 shared, const void* map, int dim, int key, int head, int batch, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(shared),
+      "l"(map), "r"(dim), "r"(key), "r"(head), "r"(batch), "r"(barrier)
+      : "memory");
+}
 
 // ---- matrix fragments -----------------------------------------------------------------------------------------------
 

@@ -71,7 +71,8 @@ struct LaneAddress {
   }
 };
 
-// Starts the copy of a tile: rows [0, rows_valid) and columns [0, cols_valid) from global memory, zeros elsewhere.
+// Starts the copy of a tile: the rows from `first_row` on that are below rows_end, and columns [0, cols_valid), from
+// global memory, zeros elsewhere.
 // `rows.cursor(row)` walks down the rows of the source. The last chunk of a row is read whole: where cols_valid is no
 // multiple of 8, the source has zeros up to one. Zeros matter: a value row past the end meets a probability of 0, and
 // 0 x whatever was there could be NaN.
@@ -80,21 +81,22 @@ struct LaneAddress {
 // panel is 64 wide, and 8 different bank groups in shared memory always. From one round to the next a thread goes down
 // by a multiple of 8 rows, which leaves its swizzle key alone.
 template <class Tile, int kThreads, class Rows>
-inline void copy_tile_async(u32 tile, const Rows& rows, int rows_valid, int cols_valid) {
+inline void copy_tile_async(u32 tile, const Rows& rows, int first_row, int rows_end, int cols_valid) {
   const int thread = static_cast<int>(threadIdx.x);
+  const int rows_valid = rows_end - first_row;
 #pragma unroll
   for (int begin = 0; begin < Tile::kNumCols; begin += Tile::panel_width(begin)) {
     const int width = Tile::panel_width(begin);
     const int chunks_per_row = width / 8;
     const int rows_per_round = kThreads / chunks_per_row;
-    const int first_row = thread / chunks_per_row;
+    const int thread_row = thread / chunks_per_row;
     const int chunk = thread % chunks_per_row;
     const int col = begin + chunk * 8;
-    const u32 shared = tile + Tile::panel_offset(begin) + Tile::chunk_offset(width, first_row, chunk);
-    auto cursor = rows.cursor(first_row);
+    const u32 shared = tile + Tile::panel_offset(begin) + Tile::chunk_offset(width, thread_row, chunk);
+    auto cursor = rows.cursor(first_row + thread_row);
 #pragma unroll
     for (int round = 0; round * rows_per_round < Tile::kNumRows; ++round) {
-      const int row = round * rows_per_round + first_row;
+      const int row = round * rows_per_round + thread_row;
       const bool whole_round = (round + 1) * rows_per_round <= Tile::kNumRows;
       if (whole_round || row < Tile::kNumRows) {
         const bool valid = row < rows_valid && col < cols_valid;

@@ -20,9 +20,10 @@ struct FwdTile {
   int block_m, block_n;      // query rows and keys of a tile
   int head_dim, head_dim_v;  // rounded up to 16
   int num_warps;
-  int stages;          // 2: K and V are double-buffered; 1: each has one buffer, refilled as soon as it is free
-  int slack;           // log2 by which a row maximum may grow before O is rescaled (softmax.cuh)
-  bool last_to_first;  // the order of the key tiles
+  int stages;           // 2: K and V are double-buffered; 1: each has one buffer, refilled as soon as it is free
+  int slack;            // log2 by which a row maximum may grow before O is rescaled (softmax.cuh)
+  bool last_to_first;   // the order of the key tiles
+  bool q_in_registers;  // Q's fragments are read once and kept, not read again for every key tile
 };
 
 template <FwdTile kTile, class T, class Mask, class Score, class KV, class Epilogue>
@@ -34,67 +35,20 @@ struct FwdKernel {
   static_assert(kChunks * ScoreChunk<kMTiles>::kCols == kTile.block_n, "a key tile is made of whole chunks");
   static_assert(kTile.stages == 1 || kTile.stages == 2, "one buffer or two");
 
-  using QTile = SharedTile<kTile.block_m, kTile.head_dim>;
-  using KTile = SharedTile<kTile.block_n, kTile.head_dim>;
-  using VTile = SharedTile<kTile.block_n, kTile.head_dim_v>;
-  using Rows = typename KV::Rows;
-  // Dynamic shared memory: Q | K x stages | V x stages.
-  static constexpr int kSharedBytes = QTile::kBytes + kTile.stages * (KTile::kBytes + VTile::kBytes);
-
-  // The stream of K and V tiles. Its contract: between `acquire_k` and `acquire_v` the K tile may be read, between
-  // `acquire_v` and the next `acquire_k` the V tile; each acquire starts the copies that its barrier has made room for.
-  struct Stream {
-    const FwdParams& params;
-    Rows keys, values;
-    u32 sK, sV;
-    int buffer;  // of the tile being computed; always 0 with one stage
-
-    void copy_k(int n_block, int into) {
-      const int first = n_block * kTile.block_n;
-      copy_tile_async<KTile, kThreads>(sK + into * KTile::kBytes, keys.from(first), params.seqlen_k - first,
-                                       params.head_dim);
-    }
-    void copy_v(int n_block, int into) {
-      const int first = n_block * kTile.block_n;
-      copy_tile_async<VTile, kThreads>(sV + into * VTile::kBytes, values.from(first), params.seqlen_k - first,
-                                       params.head_dim_v);
-    }
-
-    // Before the first tile, in one group with whatever the caller has already started (Q).
-    void start(int n_block) {
-      copy_k(n_block, 0);
-      if constexpr (kTile.stages == 2) copy_v(n_block, 0);
-      ptx::cp_async_commit();
-      buffer = kTile.stages - 1;  // flipped, or left at 0, by the first acquire_k
-    }
-
-    void acquire_k(int n_block, int next, bool has_next) {
-      ptx::cp_async_wait<0>();  // this thread's part of K (two stages: and of V) has landed
-      ptx::barrier();           // everyone's has, and every warp is done with the previous tile's V
-      if constexpr (kTile.stages == 2) {
-        buffer ^= 1;
-        if (has_next) {
-          copy_k(next, buffer ^ 1);
-          copy_v(next, buffer ^ 1);
-        }
-      } else {
-        copy_v(n_block, 0);
-      }
-      ptx::cp_async_commit();
-    }
-
-    void acquire_v(int next, bool has_next) {
-      if constexpr (kTile.stages == 1) {
-        ptx::cp_async_wait<0>();  // this thread's part of V has landed
-        ptx::barrier();           // everyone's has, and every warp is done reading K
-        if (has_next) copy_k(next, 0);
-        ptx::cp_async_commit();
-      }
-    }
+  struct Tiles {
+    using KTile = SharedTile<kTile.block_n, kTile.head_dim>;
+    using VTile = SharedTile<kTile.block_n, kTile.head_dim_v>;
+    static constexpr int kStages = kTile.stages;
+    static constexpr int kThreads = FwdKernel::kThreads;
   };
+  using QTile = SharedTile<kTile.block_m, kTile.head_dim>;
+  using Stream = typename KV::template Stream<Tiles>;
+  using Params = typename KV::Params;
+  // Dynamic shared memory: Q, then what the stream wants.
+  static constexpr int kSharedBytes = QTile::kBytes + Stream::kSharedBytes;
 
-  static void run(const FwdParams& params) {
-    extern __shared__ __align__(128) char shared[];
+  static void run(const Params& params) {
+    extern __shared__ __align__(Stream::kAlignment) char shared[];
     const WorkItem work = WorkItem::from_block<kTile.block_m, Mask::kCausal>(params);
     const Mask mask(params, work.batch);
     const int warp_row = warp_id() * kMTiles * 16;
@@ -111,36 +65,40 @@ struct FwdKernel {
     if (n_end > 0) {
       const u32 sQ = ptx::shared_address(shared);
       const u32 sK = sQ + QTile::kBytes;
-      const u32 sV = sK + kTile.stages * KTile::kBytes;
       constexpr int kStep = kTile.last_to_first ? -1 : 1;
       int n_block = kTile.last_to_first ? n_end - 1 : 0;
 
-      copy_tile_async<QTile, kThreads>(sQ, KV::queries(params, work.batch, work.head).from(work.row_begin),
-                                       params.seqlen_q - work.row_begin, params.head_dim);
-      Stream stream{
-          params, KV::keys(params, work.batch, work.head_k), KV::values(params, work.batch, work.head_k), sK, sV, 0};
+      copy_tile_async<QTile, kThreads>(sQ, query_rows(params, work.batch, work.head), work.row_begin, params.seqlen_q,
+                                       params.head_dim);
+      ptx::cp_async_commit();
+      Stream stream(params, sK, work.batch, work.head_k);
       stream.start(n_block);
+      ptx::cp_async_wait<Stream::kGroupsStarted>();
+      ptx::barrier();  // Q has landed, and what `start` initialised can be seen
 
-      const auto q = row_operand<QTile>(sQ, warp_row);
-      const auto k = col_operand<KTile>(sK);
-      const auto v = row_operand<VTile>(sV, 0);
+      const QOperand<kTile.q_in_registers, QTile, kMTiles> q(sQ, warp_row);
+      const auto k = col_operand<typename Tiles::KTile>(stream.sK);
+      const auto v = row_operand<typename Tiles::VTile>(stream.sV, 0);
 
       // One key tile after the other: S = Q K^T, P = softmax(S), O += P V.
       for (int left = n_end; left > 0; --left, n_block += kStep) {
         ScoreChunk<kMTiles> s[kChunks];
         stream.acquire_k(n_block, n_block + kStep, left > 1);
-        gemm_qk<T>(s, q, k.advanced(stream.buffer * KTile::kBytes));
-        stream.acquire_v(n_block + kStep, left > 1);
+        gemm_qk<T>(s, q, k.advanced(stream.k_offset()));
+        stream.release_k(n_block + kStep, left > 1);
 
         if constexpr (!Score::kNone) modify(s);
         if (n_block >= n_full) hide(s, mask, work.row_begin + warp_row, n_block * kTile.block_n);
         softmax.raise(s, o);
-        const auto v_tile = v.advanced(stream.buffer * VTile::kBytes);
+
+        stream.acquire_v();
+        const auto v_tile = v.advanced(stream.v_offset());
 #pragma unroll
         for (int chunk = 0; chunk < kChunks; ++chunk) {
           softmax.exponentiate(s[chunk]);
           gemm_pv<T>(o, s[chunk], v_tile, chunk * ScoreChunk<kMTiles>::kCols);
         }
+        stream.release_v();
       }
     }
     Epilogue::store(params, work, warp_row, o, softmax);
