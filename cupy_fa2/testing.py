@@ -172,9 +172,7 @@ def assert_attention_close(
     rough, _ = reference.naive_rows(q, k, v, triples, **options)
     actual = _gather(out, triples, head_axis)
     allowed = tolerance(exact, rough, out.dtype, ratio=ratio)
-    naive_error = (
-        (float(allowed.flat[0]) - 1e-5 - float(ulp(exact.flat[0], out.dtype))) / ratio if exact.size else 0.0
-    )
+    naive_error = (float(allowed.flat[0]) - 1e-5 - float(ulp(exact.flat[0], out.dtype))) / ratio if exact.size else 0.0
     _assert_close("out", actual, exact, allowed, triples, f"naive error {naive_error:.3g}, {out.dtype}")
     if lse is not None:
         shape = (batch, num_heads, seqlen_q)
@@ -320,9 +318,7 @@ STORAGES: dict[str, Callable[[tuple[int, ...]], Storage]] = {
     "one row repeated": lambda shape: Storage(step=(1, 0, 1, 1)),
 }
 
-_MARGIN = (
-    64  # poisoned elements before and after; a multiple of 16 bytes, so that `offset` alone decides alignment
-)
+_MARGIN = 64  # poisoned elements before and after; a multiple of 16 bytes, so that `offset` alone decides alignment
 
 
 def poisoned(
@@ -373,7 +369,11 @@ def poisoned(
     slots = [n + pad for n, pad in zip(extents, storage.pad, strict=True)]
     start = _MARGIN + storage.offset
     size = int(np.prod(slots))
-    buffer = xp.full(start + size + _MARGIN, poison, dtype=dtype)
+    # Bits, not numbers: NumPy and CuPy write NaN differently.
+    pattern = np.array(poison).astype(dtype)
+    bits = np.dtype(f"u{pattern.itemsize}")
+    buffer = xp.empty(start + size + _MARGIN, dtype=dtype)
+    buffer.view(bits)[...] = pattern.view(bits)[()]
     body = buffer[start : start + size].reshape([slots[axis] for axis in storage.order])
     body = body.transpose(np.argsort(storage.order).tolist())
     view = body[tuple(_every(n, s) for n, s in zip(extents, storage.step, strict=True))]
@@ -404,15 +404,18 @@ def assert_poison_intact(array: Any, *, poison: float = np.nan) -> None:
     AssertionError
         Some element of the buffer that is not the array's has changed.
     """
-    contents = array.copy()
-    array[...] = poison
-    buffer = host(array.base).copy()
-    array[...] = contents
-    bits = np.dtype(f"u{buffer.dtype.itemsize}")
-    changed = np.flatnonzero(buffer.view(bits) != np.array(poison).astype(buffer.dtype).view(bits))
-    assert changed.size == 0, (
-        f"{changed.size} elements beside the array were written, the first at {changed[0]}"
-    )
+    pattern = np.array(poison).astype(array.dtype)
+    bits = np.dtype(f"u{pattern.itemsize}")
+    buffer = array
+    while buffer.base is not None:
+        buffer = buffer.base
+    inside = array.view(bits)
+    contents = inside.copy()
+    inside[...] = pattern.view(bits)[()]
+    around = host(buffer.view(bits)).copy()
+    inside[...] = contents
+    changed = np.flatnonzero(around != pattern.view(bits))
+    assert changed.size == 0, f"{changed.size} elements beside the array were written, the first at {changed[0]}"
 
 
 # --- whole calls --------------------------------------------------------------------------------------------

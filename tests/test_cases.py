@@ -631,7 +631,7 @@ def test_runs_on_the_current_stream(cp, external):
     expected = [host(x).tobytes() for x in cupy_fa2.flash_attention(q, k, v, return_lse=True)]
     spin = cp.RawKernel(SPIN, "spin")
     stream = cp.cuda.Stream(non_blocking=True)
-    used = cp.cuda.ExternalStream(stream.ptr) if external else stream
+    used = cp.cuda.Stream.from_external(stream) if external else stream
     for repeat in range(200):
         late = [cp.zeros_like(x) for x in (q, k, v)]
         cp.cuda.Device().synchronize()

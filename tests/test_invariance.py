@@ -62,7 +62,7 @@ def test_a_constant_added_to_all_scores(fa, dtype, constant):
     )
     v = fa.xp.asarray(rng.standard_normal((1, k.shape[1], 1, 40)).astype(DTYPES[dtype]))
     zero_q, zero_k = (fa.xp.zeros((1, x.shape[1], 1, 1), x.dtype) for x in (q, k))
-    one, shift = (z + np.array(c, DTYPES[dtype]) for z, c in ((zero_q, 1), (zero_k, constant)))
+    one, shift = (fa.xp.asarray(np.full(x.shape, c, x.dtype)) for x, c in ((zero_q, 1), (zero_k, constant)))
     plain, plain_lse = fa.call(fa.xp.concatenate([q, zero_q], 3), fa.xp.concatenate([k, zero_k], 3), v, softmax_scale=1)
     out, lse = fa.call(fa.xp.concatenate([q, one], 3), fa.xp.concatenate([k, shift], 3), v, softmax_scale=1)
     eps = 2.0 ** (-11 if dtype == "float16" else -8)

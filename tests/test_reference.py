@@ -94,9 +94,7 @@ def test_diagonal(seqlen_q, seqlen_k, align, seen):
     q, k = np.zeros((1, seqlen_q, 1, 2)), np.zeros((1, seqlen_k, 1, 2))
     out, lse = reference.attention(q, k, np.eye(seqlen_k)[None, :, None], causal=True, align=align)
     for row, count in enumerate(seen):
-        assert out[0, row, 0].tolist() == pytest.approx(
-            [1 / max(1, count)] * count + [0] * (seqlen_k - count)
-        )
+        assert out[0, row, 0].tolist() == pytest.approx([1 / max(1, count)] * count + [0] * (seqlen_k - count))
         assert lse[0, 0, row] == (pytest.approx(math.log(count)) if count else -math.inf)
 
 

@@ -83,9 +83,7 @@ def tiled(q, k, v, *, causal=False, align=None, softmax_scale=None, out_dtype=No
 
 
 def example(dtype=np.float16, mean=0.0, seed=0, seqlen_q=70, seqlen_k=90):
-    return random_qkv(
-        2, seqlen_q, seqlen_k, 4, 48, num_heads_k=2, head_dim_v=40, dtype=dtype, mean=mean, seed=seed
-    )
+    return random_qkv(2, seqlen_q, seqlen_k, 4, 48, num_heads_k=2, head_dim_v=40, dtype=dtype, mean=mean, seed=seed)
 
 
 @pytest.mark.parametrize("out_dtype", [None, np.float32])
@@ -148,16 +146,12 @@ def test_rejects_a_maximum_that_starts_too_high(mistake):
     out, lse = tiled(q, k, v, mistake=mistake)
     with pytest.raises(AssertionError, match=r"out: .* are wrong"):
         assert_attention_close(out, None, q, k, v)
-    if (
-        mistake == "maximum starts at zero"
-    ):  # a floor of -50 leaves float32 sums, but no float16 probabilities
+    if mistake == "maximum starts at zero":  # a floor of -50 leaves float32 sums, but no float16 probabilities
         with pytest.raises(AssertionError, match=r"lse: .* are wrong"):
             assert_attention_close(tiled(q, k, v)[0], lse, q, k, v)
 
 
-@pytest.mark.parametrize(
-    "mistake", ["lse in base 2", "lse of an empty row", "float16 scores", "last key lost"]
-)
+@pytest.mark.parametrize("mistake", ["lse in base 2", "lse of an empty row", "float16 scores", "last key lost"])
 def test_rejects_a_wrong_lse(mistake):
     q, k, v = example(seqlen_q=90, seqlen_k=50)
     out, _ = tiled(q, k, v, causal=True)
@@ -237,9 +231,7 @@ def test_the_rule_in_numbers():
         rtol=1e-12,
     )
     rough[2] = np.inf
-    np.testing.assert_allclose(
-        testing.tolerance(exact, rough, np.float32)[1], 0.5 + 1e-5 + 2.0**-23, rtol=1e-12
-    )
+    np.testing.assert_allclose(testing.tolerance(exact, rough, np.float32)[1], 0.5 + 1e-5 + 2.0**-23, rtol=1e-12)
     np.testing.assert_allclose(testing.lse_tolerance(np.array([0.0, 1.0, 300.0])), [1e-5, 1e-5, 3e-3])
 
 
@@ -257,13 +249,9 @@ def test_storages_hold_their_values_among_poison(name):
     values = np.arange(2 * 5 * 3 * 8, dtype=np.float16).reshape(2, 5, 3, 8)
     array = poisoned(values.shape, values.dtype, name, values=values)
     steps = STORAGES[name](values.shape).step
-    expected = np.broadcast_to(
-        values[tuple(slice(0, 1) if s == 0 else slice(None) for s in steps)], values.shape
-    )
+    expected = np.broadcast_to(values[tuple(slice(0, 1) if s == 0 else slice(None) for s in steps)], values.shape)
     np.testing.assert_array_equal(array, expected)
-    assert [np.sign(s) for s, n in zip(array.strides, values.shape, strict=True)] == [
-        np.sign(s) for s in steps
-    ]
+    assert [np.sign(s) for s, n in zip(array.strides, values.shape, strict=True)] == [np.sign(s) for s in steps]
     buffer = array
     while buffer.base is not None:
         buffer = buffer.base
