@@ -513,7 +513,7 @@ def test_the_unknown_is_refused_by_name(body: str, named: str) -> None:
 #: Opcodes that other files exercise: what warps do together, and memory.
 ELSEWHERE = {
     "mma", "ldmatrix", "shfl", "vote", "activemask", "redux", "bar", "barrier", "membar", "fence", "prefetch",
-    "prefetchu", "nanosleep", "ld", "ldu", "st", "atom", "red", "cvta", "cp",
+    "prefetchu", "nanosleep", "ld", "ldu", "st", "atom", "red", "cvta", "cp", "mbarrier",
 }  # fmt: skip
 
 

@@ -6,10 +6,12 @@ elements of a view, a missing wait) is an error here, with the PTX line and the 
 
 from .errors import (
     AsyncCopyError,
+    DeadlockError,
     DivergenceError,
     Frame,
     HazardError,
     LaunchError,
+    MbarrierError,
     MisalignedAddressError,
     OutOfBoundsError,
     ParseError,
@@ -23,9 +25,11 @@ from .machine import Device, launch
 from .memory import GlobalMemory
 from .parse import parse_kernel
 from .report import Report
+from .tensor_map import encode_tensor_map
 
 __all__ = [
     "AsyncCopyError",
+    "DeadlockError",
     "Device",
     "DivergenceError",
     "Frame",
@@ -33,6 +37,7 @@ __all__ = [
     "HazardError",
     "Kernel",
     "LaunchError",
+    "MbarrierError",
     "MisalignedAddressError",
     "OutOfBoundsError",
     "ParseError",
@@ -41,6 +46,7 @@ __all__ = [
     "SimulationError",
     "UninitializedReadError",
     "UnsupportedInstruction",
+    "encode_tensor_map",
     "launch",
     "parse_kernel",
 ]

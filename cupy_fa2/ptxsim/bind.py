@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .batch import Batch, Binder, Step, items
+from .bind_bulk import bind_copy
+from .bind_mbarrier import bind_mbarrier
 from .bind_memory import MEMORY
 from .bind_warp import WARP
 from .errors import UnsupportedInstruction
@@ -154,4 +156,4 @@ def bind_mov(instruction: Instruction, batch: Batch) -> Step:
     return unpack
 
 
-BINDERS: dict[str, Binder] = {**WARP, **MEMORY, "mov": bind_mov}
+BINDERS: dict[str, Binder] = {**WARP, **MEMORY, "cp": bind_copy, "mbarrier": bind_mbarrier, "mov": bind_mov}

@@ -264,5 +264,4 @@ MEMORY: dict[str, Binder] = {
     "atom": bind_atomic,
     "red": bind_atomic,
     "cvta": bind_cvta,
-    "cp": bind_cp_async,
 }

@@ -9,7 +9,6 @@ import numpy as np
 from . import warp
 from .batch import Batch, Binder, Step, items
 from .errors import DivergenceError, UnsupportedInstruction
-from .hazards import WARP_STEP
 from .kernel import Instruction
 from .operands import Selection, whole_warps
 from .operation import Modifiers
@@ -209,7 +208,7 @@ def bind_warp_barrier(instruction: Instruction, batch: Batch) -> Step:
         require_members(instruction, batch, sel, members)
         lanes = batch.chosen(sel)
         whole = np.broadcast_to(members == FULL_MASK, lanes.shape)
-        batch.shared.moments[lanes[whole]] += WARP_STEP
+        batch.shared.pass_warp_barrier(lanes[whole])
 
     return step
 
@@ -217,6 +216,10 @@ def bind_warp_barrier(instruction: Instruction, batch: Batch) -> Step:
 def bind_fence(instruction: Instruction, batch: Batch) -> Step:
     """Fences: the simulator's memory is sequentially consistent, and a fence alone orders no two threads."""
     m = Modifiers(instruction.modifiers)
+    if m.choice(("mbarrier_init", "proxy")):
+        # The simulator has one proxy, and checks that uses of an mbarrier are ordered after its initialisation.
+        for name in ("async", "async_global", "async_shared_cta", "release", "cluster"):
+            m.flag(name)
     for name in ("acq_rel", "sc", "cta", "gpu", "gl", "sys"):
         m.flag(name)
     m.done()

@@ -112,6 +112,12 @@ class DivergenceError(SimulationError):
     kind = "divergence"
 
 
+class DeadlockError(DivergenceError):
+    """Threads wait at an mbarrier whose phase nobody can complete any more."""
+
+    kind = "deadlock"
+
+
 class HazardError(SimulationError):
     """A bug that a GPU may hide: the launch can collect these and go on."""
 
@@ -131,6 +137,12 @@ class RaceError(HazardError):
 
 
 class AsyncCopyError(HazardError):
-    """Shared memory was touched while a ``cp.async`` to it was in flight, or a copy was never waited for."""
+    """Shared memory was touched while an asynchronous copy to it was in flight, or a copy was never waited for."""
 
     kind = "asynchronous copy"
+
+
+class MbarrierError(HazardError):
+    """An mbarrier is not used as one: never initialised, initialised twice, arrived at too often, overwritten."""
+
+    kind = "mbarrier"

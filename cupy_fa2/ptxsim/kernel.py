@@ -150,8 +150,8 @@ class Kernel:
 
 def used_registers(base: str, operands: tuple[Operand, ...]) -> tuple[frozenset[int], frozenset[int]]:
     """The registers that an instruction reads and those that it writes."""
-    # Only stores begin with an address, and they have no result: no address is written to.
-    results = 0 if base in NO_RESULT else 1
+    # What begins with an address has no result: no address is written to.
+    results = 0 if base in NO_RESULT or isinstance(next(iter(operands), None), Address) else 1
     reads, writes = set[int](), set[int]()
     for position, operand in enumerate(operands):
         _collect(operand, writes if position < results else reads)

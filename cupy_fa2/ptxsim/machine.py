@@ -15,8 +15,10 @@ import numpy.typing as npt
 from . import idle
 from .batch import Batch, Step, special_registers
 from .bind import bind
+from .bind_mbarrier import is_wait
 from .errors import HazardError, LaunchError, SimulationError
 from .kernel import TYPE_BYTES, Imm, Kernel
+from .mbarrier import BYTES
 from .memory import GlobalMemory
 from .operands import Registers
 from .report import Report
@@ -139,6 +141,8 @@ def narrowest_shared_access(kernel: Kernel) -> int:
         if instruction.base in ("ld", "st") and not elsewhere:
             vector = next((int(m[1]) for m in modifiers if m in ("v2", "v4")), 1)
             width = min(width, TYPE_BYTES.get(modifiers[-1], 1) * vector)
+        elif instruction.base == "mbarrier":
+            width = min(width, BYTES)
         elif instruction.base == "cp" and len(instruction.operands) >= 3 and isinstance(instruction.operands[2], Imm):
             width = min(width, instruction.operands[2].value)
     return width
@@ -212,11 +216,10 @@ class _Machine:
             self.report.hazards.append(error)
 
     def _locate(self, error: SimulationError) -> None:
-        if error.line:
-            return
-        instruction = self.kernel.instructions[self.scheduler.pc if self.scheduler else self.binding]
-        error.line, error.text, error.frames = instruction.line, instruction.text, instruction.frames
-        if error.lanes:
+        if not error.line:
+            instruction = self.kernel.instructions[self.scheduler.pc if self.scheduler else self.binding]
+            error.line, error.text, error.frames = instruction.line, instruction.text, instruction.frames
+        if error.lanes and error.block is None:
             first = error.lanes[0] // self.block_threads
             x, y, _ = self.grid
             block = int(self.blocks[first])
@@ -229,7 +232,8 @@ class _Machine:
         for index, instruction in enumerate(self.kernel.instructions):
             self.binding = index
             # The scheduler runs these itself.
-            steps.append(_never if is_control(instruction) else bind(instruction, batch))
+            itself = is_control(instruction) and not is_wait(instruction)
+            steps.append(_never if itself else bind(instruction, batch))
         return steps
 
     def _new_batch(self) -> Batch:
@@ -244,7 +248,8 @@ class _Machine:
             symbols=symbols,
             threads=threads,
         )
-        shared = SharedMemory(self.layout, self.granule, self.blocks.size, self.block_threads, self.hazard)
+        barriers = any(instruction.base == "mbarrier" for instruction in self.kernel.instructions)
+        shared = SharedMemory(self.layout, self.granule, self.blocks.size, self.block_threads, self.hazard, barriers)
         lanes = np.arange(threads)
         return Batch(
             registers, shared, self.memory, self.params, self.report, self.hazard, lanes, lanes.astype(np.uint32)

@@ -244,7 +244,11 @@ class _Body:
         if first == "{":
             return Vector(tuple(self.operand(part.strip()) for part in text[1:-1].split(",")))
         if first == "[":
-            return self.address(text[1:-1])
+            base, comma, coordinates = text[1:-1].partition(",")
+            if comma:
+                # A place in a tensor: its map, and one coordinate per dimension.
+                return Vector((self.address(base), self.operand(coordinates.strip())))
+            return self.address(base)
         if first == "!":
             inner = self.operand(text[1:])
             if isinstance(inner, Reg):

@@ -151,6 +151,17 @@ class Report:
             self.global_load_sectors_ideal += ideal
             self.bytes_loaded += address.size * width
 
+    def on_bulk_load(self, address: Array, width: int) -> None:
+        """Count the reads of one bulk copy, `width` bytes each; none of them twice."""
+        self.global_load_sectors += np.unique(address // SECTOR_BYTES).size
+        self.global_load_sectors_ideal += -(-address.size * width // SECTOR_BYTES)
+        self.bytes_loaded += address.size * width
+
+    def on_bulk_write(self, offsets: Array) -> None:
+        """Count the shared memory that one bulk copy writes, 16 bytes each."""
+        self.wavefronts["cp.async.bulk"] += np.unique(offsets // WAVEFRONT_BYTES).size
+        self.wavefronts_ideal["cp.async.bulk"] += -(-offsets.size * 16 // WAVEFRONT_BYTES)
+
 
 def _by_warp(values: Array, lanes: Array | None) -> Array:
     """One row of 32 per warp; threads that take no part have -1."""
