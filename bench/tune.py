@@ -49,7 +49,7 @@ from timing import DTYPES, ROOT, bare_call, commit, compile_all, describe_machin
 from cupy_fa2.compile import Binary
 from cupy_fa2.device import Device, cuda_device, named_device
 from cupy_fa2.heuristics.feasible import accumulator_registers, infeasible
-from cupy_fa2.spec import FwdTile, KernelSpec
+from cupy_fa2.spec import KV_POLICIES, FwdTile, KernelSpec
 
 __all__ = ["SHAPES", "VARIANTS", "candidates", "main", "render", "variants"]
 
@@ -58,7 +58,7 @@ SHAPES: dict[str, list[Any]] = {
     "block_m": [64, 128],
     "block_n": [32, 48, 64, 80, 96, 112, 128],
     "num_warps": [2, 4, 8],
-    "stages": [1, 2],
+    "stages": [1, 2, 3],
     "q_in_registers": [False, True],
 }
 QUICK_SHAPES: dict[str, list[Any]] = {**SHAPES, "block_m": [64, 128], "block_n": [48, 64, 96]}
@@ -189,11 +189,11 @@ def tune(
     entries = {}
     title = f"d{head_dim}" + (f"v{head_dim_v}" if head_dim_v != head_dim else "") + (" causal" if causal else "")
     tiles = candidates(head_dim, head_dim_v, device, shapes)
-    specs = [KernelSpec(tile, DTYPE, DTYPE, causal) for tile in tiles]
-    if device.arch >= 90:
-        for tile in tiles:
-            with contextlib.suppress(ValueError):  # shapes that tensor maps cannot serve
-                specs.append(KernelSpec(tile, DTYPE, DTYPE, causal, kv="tensor"))
+    specs = []
+    for tile, kv in itertools.product(tiles, KV_POLICIES):
+        if kv == "dense" or device.arch >= 90:
+            with contextlib.suppress(ValueError):  # tiles that this policy cannot serve
+                specs.append(KernelSpec(tile, DTYPE, DTYPE, causal, kv=kv))
     for min_seqlen, seqlen in SEQLENS.items():
         begin = time.perf_counter()
         search = Search(device, head_dim, head_dim_v, causal, seqlen)

@@ -36,7 +36,7 @@ class FwdTile:
     num_warps : int
         Warps of a block, stacked along the query rows.
     stages : int
-        2: K and V double-buffered. 1: one buffer each.
+        Buffers of K and of V: 1 or 2, with tensor maps 2 or 3.
     slack : int
         Growth of a row maximum, in log2, that is tolerated before the output is rescaled. At most 15: probabilities
         then stay below 2**15, inside float16.
@@ -63,8 +63,8 @@ class FwdTile:
             value = getattr(self, name)
             if value % 16 or not 16 <= value <= 256:
                 raise ValueError(f"{name} of a tile must be a multiple of 16 up to 256, got {value}")
-        if self.stages not in (1, 2) or not 0 <= self.slack <= 15:
-            raise ValueError(f"{self}: stages is 1 or 2, slack 0 to 15")
+        if self.stages not in (1, 2, 3) or not 0 <= self.slack <= 15:
+            raise ValueError(f"{self}: stages is 1, 2 or 3, slack 0 to 15")
 
     @property
     def threads(self) -> int:
@@ -121,13 +121,15 @@ class KernelSpec:
             raise ValueError(f"no kernel takes {self.dtype} and gives {self.out_dtype}")
         if self.kv not in KV_POLICIES:
             raise ValueError(f"kv must be one of {', '.join(KV_POLICIES)}, got {self.kv!r}")
-        if self.kv == "tensor" and (self.tile.stages != 2 or self.tile.head_dim % 64 or self.tile.head_dim_v % 64):
+        if self.kv == "tensor" and (self.tile.stages < 2 or self.tile.head_dim % 64 or self.tile.head_dim_v % 64):
             raise ValueError(f"tensor maps want two stages and head dims that are multiples of 64, got {self.tile}")
+        if self.kv == "dense" and self.tile.stages > 2:
+            raise ValueError(f"cp.async has one stage or two, got {self.tile}")
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: its tiles, and with tensor maps six barriers."""
-        return self.tile.shared_bytes + (6 * 8 if self.kv == "tensor" else 0)
+        """Dynamic shared memory of a block: its tiles, and with tensor maps three barriers a stage."""
+        return self.tile.shared_bytes + (self.tile.stages * 3 * 8 if self.kv == "tensor" else 0)
 
     @property
     def name(self) -> str:

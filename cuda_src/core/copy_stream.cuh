@@ -14,6 +14,7 @@ struct CopyStream {
   using KTile = typename Tiles::KTile;
   using VTile = typename Tiles::VTile;
   static constexpr int kStages = Tiles::kStages;
+  static_assert(kStages == 1 || kStages == 2, "one buffer or two");
   static constexpr int kThreads = Tiles::kThreads;
   static constexpr int kAlignment = 128;
   static constexpr int kSharedBytes = kStages * (KTile::kBytes + VTile::kBytes);

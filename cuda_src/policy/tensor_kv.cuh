@@ -22,38 +22,40 @@ static_assert(sizeof(FwdTensorParams) == kFwdTensorParamsBytes);
 struct TensorKV {
   using Params = FwdTensorParams;
 
-  // Double-buffered. Each buffer of K and of V has a barrier that counts its bytes in (`full`), and each pair one that
-  // counts the warps that are done with it (`empty`). No barrier spans the block: a warp may run a tile ahead.
+  // A ring of kStages buffers of K and of V. Each has a barrier that counts its bytes in (`full`), and each pair one that
+  // counts the warps that are done with it (`empty`). No barrier spans the block: a warp may run ahead of the others.
   template <class Tiles>
   struct Stream {
     using KTile = typename Tiles::KTile;
     using VTile = typename Tiles::VTile;
+    static constexpr int kStages = Tiles::kStages;
     static constexpr int kWarps = Tiles::kThreads / kWarpSize;
-    static_assert(Tiles::kStages == 2, "tensor copies are double-buffered");
+    static_assert(kStages >= 2, "a tile is copied while another is computed");
     static_assert(KTile::kNumCols % 64 == 0 && VTile::kNumCols % 64 == 0, "a tensor map has one swizzle");
     static constexpr int kAlignment = 1024;
-    static constexpr int kSharedBytes = 2 * (KTile::kBytes + VTile::kBytes) + 6 * 8;
+    static constexpr int kSharedBytes = kStages * (KTile::kBytes + VTile::kBytes + 3 * 8);
     static constexpr int kGroupsStarted = 0;
 
     const FwdTensorParams& params;
     u32 sK, sV;
     int batch, head_k;
-    int tile = -1;  // the how manieth tile is being computed
+    int buffer = kStages - 1;  // of the tile being computed
+    u32 phase = 1;             // parity of its barriers' phase: flips with every turn around the ring
 
     Stream(const FwdTensorParams& params, u32 shared, int batch, int head_k)
-        : params(params), sK(shared), sV(shared + 2 * KTile::kBytes), batch(batch), head_k(head_k) {}
+        : params(params), sK(shared), sV(shared + kStages * KTile::kBytes), batch(batch), head_k(head_k) {}
 
-    int k_offset() const { return tile % 2 * KTile::kBytes; }
-    int v_offset() const { return tile % 2 * VTile::kBytes; }
+    int k_offset() const { return buffer * KTile::kBytes; }
+    int v_offset() const { return buffer * VTile::kBytes; }
 
-    // The block's next barrier shows the others that these are initialised.
+    // The block's next barrier shows the other threads what is initialised here.
     void start(int n_block) {
       if (threadIdx.x == 0) {
 #pragma unroll
-        for (int buffer = 0; buffer < 2; ++buffer) {
-          ptx::mbarrier_init(full_k(buffer), 1);
-          ptx::mbarrier_init(full_v(buffer), 1);
-          ptx::mbarrier_init(empty(buffer), kWarps);
+        for (int i = 0; i < kStages; ++i) {
+          ptx::mbarrier_init(full_k(i), 1);
+          ptx::mbarrier_init(full_v(i), 1);
+          ptx::mbarrier_init(empty(i), kWarps);
         }
         ptx::mbarrier_init_fence();
         copy(n_block, 0);
@@ -61,31 +63,40 @@ struct TensorKV {
     }
 
     void acquire_k(int, int, bool) {
-      ++tile;
-      ptx::mbarrier_wait(full_k(tile % 2), tile / 2 % 2);
+      step(buffer, phase);
+      ptx::mbarrier_wait(full_k(buffer), phase);
     }
 
-    // The other pair of buffers held the previous tile. Warps are rarely more than half a tile apart, so that here,
-    // after Q K^T, all are done with it, and there is half a tile's time until the next one is needed.
+    // The next tile is asked for here, after Q K^T: there is half a tile's time until it is needed, and the buffers that it
+    // takes were last used kStages - 1 tiles ago, so that all warps are most likely done with them. (On the first turn
+    // they have never been used: waiting for the phase before the first returns at once.)
     void release_k(int next, bool has_next) {
       if (threadIdx.x == 0 && has_next) {
-        if (tile > 0) ptx::mbarrier_wait(empty((tile - 1) % 2), (tile - 1) / 2 % 2);
-        copy(next, (tile + 1) % 2);
+        int next_buffer = buffer;
+        u32 next_phase = phase;
+        step(next_buffer, next_phase);
+        ptx::mbarrier_wait(empty(next_buffer), next_phase ^ 1);
+        copy(next, next_buffer);
       }
     }
 
-    void acquire_v() { ptx::mbarrier_wait(full_v(tile % 2), tile / 2 % 2); }
+    void acquire_v() { ptx::mbarrier_wait(full_v(buffer), phase); }
 
     void release_v() {
       ptx::warp_barrier();  // every lane's reads are done
-      if (lane_id() == 0) ptx::mbarrier_arrive(empty(tile % 2));
+      if (lane_id() == 0) ptx::mbarrier_arrive(empty(buffer));
     }
 
    private:
-    u32 barriers() const { return sV + 2 * VTile::kBytes; }
-    u32 full_k(int buffer) const { return barriers() + buffer * 8; }
-    u32 full_v(int buffer) const { return barriers() + 16 + buffer * 8; }
-    u32 empty(int buffer) const { return barriers() + 32 + buffer * 8; }
+    u32 barriers() const { return sV + kStages * VTile::kBytes; }
+    u32 full_k(int i) const { return barriers() + i * 8; }
+    u32 full_v(int i) const { return barriers() + (kStages + i) * 8; }
+    u32 empty(int i) const { return barriers() + (2 * kStages + i) * 8; }
+
+    static void step(int& buffer, u32& phase) {
+      buffer = buffer + 1 == kStages ? 0 : buffer + 1;
+      phase ^= buffer == 0;
+    }
 
     void copy(int n_block, int into) {
       copy_tile<KTile>(sK + into * KTile::kBytes, &params.k_map, n_block, full_k(into));

@@ -33,7 +33,6 @@ struct FwdKernel {
   static constexpr int kChunks = kTile.block_n / ScoreChunk<kMTiles>::kCols;
   static_assert(kMTiles * 16 * kTile.num_warps == kTile.block_m, "warps own whole 16-row blocks");
   static_assert(kChunks * ScoreChunk<kMTiles>::kCols == kTile.block_n, "a key tile is made of whole chunks");
-  static_assert(kTile.stages == 1 || kTile.stages == 2, "one buffer or two");
 
   struct Tiles {
     using KTile = SharedTile<kTile.block_n, kTile.head_dim>;

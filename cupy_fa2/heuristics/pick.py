@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cupy_fa2.device import Device
 from cupy_fa2.heuristics.feasible import infeasible
@@ -99,5 +99,7 @@ def _from_table(
     tile = FwdTile(head_dim=head_dim, head_dim_v=head_dim_v, **entry["tile"])
     source = f"measured on {data.CARD}, {data.DATE}" if data.MEASURED else f"derived, not measured: {data.CARD}"
     spec = entry["spec"]
-    kv = spec.get("kv", "dense") if tensor_maps else "dense"
+    kv = spec.get("kv", "dense")
+    if kv == "tensor" and not tensor_maps:
+        kv, tile = "dense", replace(tile, stages=2)
     return Choice(tile, kv, spec.get("min_blocks", 1), f"Of the table for sm_{device.arch} ({source})")
