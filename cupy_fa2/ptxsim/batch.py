@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import UninitializedReadError
+from .errors import UninitializedReadError, UnsupportedInstruction
 from .hazards import Reporter
 from .kernel import Instruction, Vector
+from .mbarrier import Mbarriers
 from .memory import GlobalMemory
 from .operands import Registers, Selection
 from .report import Report
@@ -32,6 +33,13 @@ class Batch:
     #: 0 .. threads - 1, and each thread's number in the grid, from 1.
     lanes: npt.NDArray[np.int64]
     grid_threads: npt.NDArray[np.uint32]
+
+    @property
+    def barriers(self) -> Mbarriers:
+        """The blocks' mbarriers."""
+        if self.shared.barriers is None:
+            raise UnsupportedInstruction("a bulk copy in a kernel without mbarriers")
+        return self.shared.barriers
 
     def chosen(self, sel: Selection) -> npt.NDArray[np.int64]:
         """The selected threads' numbers."""

@@ -140,10 +140,7 @@ def _gather(batch: Batch, tensor: TensorMap, first: list[int], lane: int) -> Arr
 
 
 def _land(batch: Batch, address: Array, rows: Array, barrier: int, lane: int, by: Instruction) -> None:
-    barriers = batch.shared.barriers
-    if barriers is None:
-        raise UnsupportedInstruction("a bulk copy in a kernel without mbarriers")
-    lanes = np.array([lane])
+    barriers, lanes = batch.barriers, np.array([lane])
     place = int(barriers.find(barrier_words(batch, np.array([barrier]), lanes), lanes)[0])
     landing = barriers.copy(place, rows.nbytes, lane, by)
     offsets = batch.shared.land(address, rows, lane, landing)

@@ -32,8 +32,7 @@ def barrier_words(batch: Batch, address: Array, lanes: Array) -> Array:
 
 def bind_mbarrier(instruction: Instruction, batch: Batch) -> Step:
     """``mbarrier`` and its operations, on barriers of the thread's own block."""
-    barriers = batch.shared.barriers
-    assert barriers is not None
+    barriers = batch.barriers
     m = Modifiers(instruction.modifiers)
     kind = m.choice(("init", "inval", "arrive", "try_wait", "test_wait", "expect_tx"))
     if not kind:
@@ -70,7 +69,7 @@ def _bind_init(instruction: Instruction, batch: Batch, barriers: Mbarriers) -> S
         lanes = batch.chosen(sel)
         words, counts = barrier_words(batch, address(sel), lanes), np.broadcast_to(count(sel), lanes.shape)
         for word, number, lane in zip(words.tolist(), counts.tolist(), lanes.tolist(), strict=True):
-            barriers.initialize(word, batch.shared.granules(word * BYTES, BYTES), number, lane, origin)
+            barriers.initialize(word, batch.shared.granules(np.array([word * BYTES]), BYTES), number, lane, origin)
 
     return step
 
@@ -83,7 +82,7 @@ def _bind_inval(instruction: Instruction, batch: Batch, barriers: Mbarriers) -> 
         words = barrier_words(batch, address(sel), lanes)
         for word, lane in zip(words.tolist(), lanes.tolist(), strict=True):
             place = int(barriers.find(np.array([word]), np.array([lane]))[0])
-            barriers.invalidate(place, batch.shared.granules(word * BYTES, BYTES), lane)
+            barriers.invalidate(place, batch.shared.granules(np.array([word * BYTES]), BYTES), lane)
 
     return step
 

@@ -218,9 +218,9 @@ def bind_fence(instruction: Instruction, batch: Batch) -> Step:
     m = Modifiers(instruction.modifiers)
     if m.choice(("mbarrier_init", "proxy")):
         # The simulator has one proxy, and checks that uses of an mbarrier are ordered after its initialisation.
-        for name in ("async", "async_global", "async_shared_cta", "release", "cluster"):
+        for name in ("async", "global", "shared_cta", "release"):
             m.flag(name)
-    for name in ("acq_rel", "sc", "cta", "gpu", "gl", "sys"):
+    for name in ("acq_rel", "sc", "cta", "cluster", "gpu", "gl", "sys"):
         m.flag(name)
     m.done()
     return lambda sel: None

@@ -3,10 +3,7 @@
 All threads of a batch run together, one instruction at a time. Threads that diverge form groups; the group at
 the lowest instruction runs next, and groups that reach the same instruction merge, so that branches
 reconverge where they can. No result depends on this order: what two threads do unordered is a hazard, however
-it falls out.
-
-A thread whose wait at an mbarrier fails rests until some phase is complete, and the rest of its warp with it: a GPU
-brings the warp together again before it goes on. Only when nobody else can run do those others go ahead without it.
+it falls out. A thread that fails a wait at an mbarrier rests (see `waits`).
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 import numpy as np
-import numpy.typing as npt
 
 from .batch import Batch, Step
 from .bind import guard_of
@@ -24,11 +20,9 @@ from .bind_warp import require_warps
 from .errors import DeadlockError, DivergenceError, SimulationError, UnsupportedInstruction
 from .kernel import Imm, Instruction
 from .operands import Selection
+from .waits import Lanes, Waits
 
 CONTROL = frozenset(("bra", "ret", "exit", "bar", "barrier", "trap"))
-#: How often threads may test mbarriers in vain while nobody else can run.
-_MAX_POLLS = 1000
-Lanes = npt.NDArray[np.int64]
 #: Runs a control instruction: appends the groups that go on to the scheduler's.
 Handler = Callable[[int, Selection], None]
 
@@ -67,12 +61,7 @@ class Scheduler:
         #: Per thread: where it goes on after the barrier it waits at, or -1; and which barrier that is.
         self._resume = np.full(self.threads, -1, np.int64)
         self._barrier = np.zeros(self.threads, np.int64)
-        #: Threads that failed a wait, by its instruction; groups of threads kept back for their warps' sake.
-        self._resting: list[tuple[int, Lanes]] = []
-        self._kept: list[tuple[int, Lanes]] = []
-        self._apart = False
-        self._polls = 0
-        self._version = 0
+        self._waits = Waits(instructions, batch, self._try_again, self._go)
         self._handlers: dict[int, Handler] = {}
         self._next_control = np.full(len(instructions) + 1, len(instructions), np.int64)
         for pc in range(len(instructions) - 1, -1, -1):
@@ -87,23 +76,23 @@ class Scheduler:
         """Run all threads to their exit."""
         self._push(0, None)
         try:
-            while self._groups or self._resting:
+            while self._groups or self._waits.resting:
                 self._run_next()
         except DivergenceError as error:
-            if self._apart and not isinstance(error, DeadlockError):
-                # A warp that went on in parts did so because its other part can never go on.
-                self._raise_deadlock()
+            if self._waits.apart and not isinstance(error, DeadlockError):
+                # A warp that runs in parts does so because its other part can never go on.
+                raise self._waits.deadlock() from error
             raise
         self._refuse_waiting()
 
     def _run_next(self) -> None:
-        if self._resting:
-            self._wake()
+        if self._waits.resting:
+            self._waits.wake()
             if not self._groups:
-                self._go_on_somehow()
+                self._waits.break_tie()
         pc, sel, limit = self._pop()
-        if self._resting and not self._apart:
-            present = self._without_resting_warps(pc, sel)
+        if self._waits.resting:
+            present = self._waits.keep_back(pc, self.batch.chosen(sel))
             if not present.size:
                 return
             sel = self._selection(present)
@@ -150,72 +139,8 @@ class Scheduler:
             return self.threads // 32
         return int(np.unique(self.batch.chosen(sel) >> 5).size)
 
-    # Waits at mbarriers
-
-    def _wait_action(self, instruction: Instruction) -> Handler:
-        result = self.batch.registers.reader(instruction.operands[0], "pred")
-
-        def wait(pc: int, sel: Selection) -> None:
-            self.steps[pc](sel)
-            lanes, ready = self.batch.chosen(sel), result(sel)
-            if ready.any():
-                self._push(pc + 1, self._selection(lanes[ready]))
-            if not ready.all():
-                self._resting.append((pc, lanes[~ready]))
-
-        return wait
-
-    def _wake(self) -> None:
-        """Let threads try again once a phase is complete."""
-        barriers = self.batch.shared.barriers
-        assert barriers is not None
-        if self._version == barriers.version:
-            return
-        self._version, self._polls, self._apart = barriers.version, 0, False
-        resting, self._resting = self._resting, []
-        for pc, lanes in resting:
-            self.pc = pc
-            self._handlers[pc](pc, lanes)
-        self._return_kept()
-
-    def _without_resting_warps(self, pc: int, sel: Selection) -> Lanes:
-        """Keep back those of a group whose warps have threads that rest."""
-        lanes = self.batch.chosen(sel)
-        rests = np.zeros(self.threads // 32, np.bool_)
-        for _, waiting in self._resting:
-            rests[waiting >> 5] = True
-        kept = rests[lanes >> 5]
-        if kept.any():
-            self._kept.append((pc, lanes[kept]))
-        going: Lanes = lanes[~kept]
-        return going
-
-    def _return_kept(self) -> None:
-        for pc, lanes in self._kept:
-            self._push(pc, self._selection(lanes))
-        self._kept = []
-
-    def _go_on_somehow(self) -> None:
-        """Nobody can run: let failed tests return, or parts of warps go on; else it is a deadlock."""
-        polls = [(pc, lanes) for pc, lanes in self._resting if "test_wait" in self.instructions[pc].modifiers]
-        if polls and self._polls < _MAX_POLLS:
-            self._polls += 1
-            self._resting = [(pc, lanes) for pc, lanes in self._resting if pc not in dict(polls)]
-            for pc, lanes in polls:
-                self._push(pc + 1, self._selection(lanes))
-        elif self._kept:
-            self._apart = True
-        else:
-            self._raise_deadlock()
-        self._return_kept()
-
-    def _raise_deadlock(self) -> None:
-        barriers = self.batch.shared.barriers
-        assert barriers is not None
-        self.pc, lanes = self._resting[0]
-        place = int(barriers.waiting_for[lanes[0]])
-        lanes = lanes[barriers.waiting_for[lanes] == place]
-        raise DeadlockError(f"threads wait for {barriers.origin[place]}, {barriers.missing(place)}", lanes=lanes)
+    def _go(self, pc: int, lanes: Lanes) -> None:
+        self._push(pc, self._selection(lanes))
 
     # Control instructions
 
@@ -252,6 +177,23 @@ class Scheduler:
         if instruction.base == "mbarrier":
             return self._wait_action(instruction)
         return self._barrier_action(instruction)
+
+    def _wait_action(self, instruction: Instruction) -> Handler:
+        result = self.batch.registers.reader(instruction.operands[0], "pred")
+
+        def wait(pc: int, sel: Selection) -> None:
+            self.steps[pc](sel)
+            lanes, ready = self.batch.chosen(sel), result(sel)
+            if ready.any():
+                self._go(pc + 1, lanes[ready])
+            if not ready.all():
+                self._waits.rest(pc, lanes[~ready])
+
+        return wait
+
+    def _try_again(self, pc: int, lanes: Lanes) -> None:
+        self.pc = pc
+        self._handlers[pc](pc, lanes)
 
     def _trap(self, pc: int, sel: Selection) -> None:
         raise SimulationError("trap: the kernel stopped itself", lanes=self.batch.chosen(sel))

@@ -159,9 +159,9 @@ class SharedMemory:
             self._units[key] = self._bytes.view(UNSIGNED[8 * unit]).reshape(-1, count)
         return self._units[key]
 
-    def granules(self, offset: Any, width: int) -> Array:
+    def granules(self, offset: Array, width: int) -> Array:
         """The granules of accesses: one per row, or a row of them."""
-        first = np.atleast_1d(offset // self.granule)
+        first = offset // self.granule
         return first if width == self.granule else first[:, None] + self._steps[width]
 
     def offsets(self, address: Array, width: int, lanes: Array, verb: str) -> Array:
