@@ -101,5 +101,6 @@ def _from_table(
     spec = entry["spec"]
     kv = spec.get("kv", "dense")
     if kv == "tensor" and not tensor_maps:
-        kv, tile = "dense", replace(tile, stages=2)
+        # cp.async has two buffers at most, and its addresses need the registers that Q may have had.
+        kv, tile = "dense", replace(tile, stages=2, q_in_registers=False)
     return Choice(tile, kv, spec.get("min_blocks", 1), f"Of the table for sm_{device.arch} ({source})")
