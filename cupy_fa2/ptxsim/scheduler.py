@@ -91,6 +91,9 @@ class Scheduler:
             if not self._groups:
                 self._waits.break_tie()
         pc, sel, limit = self._pop()
+        if self._waits.apart:
+            # Part of a warp goes no further than it must: no part of it is to miss the others at what needs them all.
+            limit = min(limit, pc + 1)
         if self._waits.resting:
             present = self._waits.keep_back(pc, self.batch.chosen(sel))
             if not present.size:
