@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_ptxsim_memory import aligned
 
@@ -324,7 +324,10 @@ def programs(draw: st.DrawFn) -> list[Step]:
     return draw(st.lists(step, min_size=3, max_size=14))
 
 
-@settings(max_examples=1000)
+@settings(max_examples=300)
+@example([("warp read", 0, 0), ("tell", 0, 32), ("write", 32, 0)])
+@example([("warp read", 0, 0), ("warp barrier", 0, 0), ("tell", 0, 32), ("write", 32, 0)])
+@example([("read", 0, 0), ("read", 1, 0), ("tell", 1, 33), ("write", 33, 0)])
 @given(programs())
 def test_races_against_what_threads_were_told(program: list[Step]) -> None:
     """A thread may touch a word if it has been told, by whatever way, of all conflicting accesses of others."""
