@@ -54,7 +54,7 @@ SWAPPED = [t ^ 32 for t in range(64)]
         "mbarrier.arrive.release.cta.shared::cta.b64 state, [bar], 1;"
         "W: mbarrier.try_wait.acquire.cta.shared::cta.b64 p, [bar], state, 1000; @p bra D; bra W; D:",
         "mbarrier.arrive.shared.b64 state, [bar]; W: mbarrier.test_wait.shared.b64 p, [bar], state; @!p bra W;",
-        "mbarrier.arrive.expect_tx.relaxed.cta.shared.b64 _, [bar], 0;" + wait(0),
+        "mbarrier.arrive.expect_tx.release.cta.shared.b64 _, [bar], 0;" + wait(0),
     ],
 )
 def test_a_phase_orders_who_arrived_before_who_waited(meet: str) -> None:
@@ -119,6 +119,7 @@ def test_a_lane_may_wait_for_another_of_its_warp() -> None:
     [
         "",
         ARRIVE,
+        "mbarrier.arrive.relaxed.cta.shared.b64 _, [bar];" + wait(0),
         # Who arrives for the warp knows only what it did itself.
         "@leader mbarrier.arrive.shared.b64 _, [bar], 32;" + wait(0),
         # Only one lane of each warp waits.
@@ -215,6 +216,7 @@ def test_a_barrier_that_may_not_be_there_yet() -> None:
         "mbarrier.arrive_drop.shared.b64 state, [bar]",
         "mbarrier.arrive.shared::cluster.b64 _, [bar]",
         "mbarrier.pending_count.b64 x, state",
+        "mbarrier.try_wait.parity.relaxed.cta.shared.b64 p, [bar], 1",
         "cp.async.bulk.commit_group",
         "cp.async.mbarrier.arrive.shared.b64 [bar]",
     ],

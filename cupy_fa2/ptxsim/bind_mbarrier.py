@@ -16,7 +16,7 @@ from .operands import Selection
 from .operation import Modifiers
 from .types import Array
 
-_ORDERINGS = ("release", "acquire", "relaxed", "cta", "cluster")
+_ORDERINGS = ("release", "acquire", "cta", "cluster")
 
 
 def is_wait(instruction: Instruction) -> bool:
@@ -42,6 +42,9 @@ def bind_mbarrier(instruction: Instruction, batch: Batch) -> Step:
     if m.flag("shared_cluster"):
         raise UnsupportedInstruction("an mbarrier of another block of the cluster is not supported")
     m.choice(("shared", "shared_cta"))
+    relaxed = m.flag("relaxed")
+    if relaxed and kind.endswith("wait"):
+        raise UnsupportedInstruction("a wait that orders nothing is not supported")
     for name in _ORDERINGS:
         m.flag(name)
     if kind != "expect_tx" or "b64" in m.names:
@@ -54,7 +57,7 @@ def bind_mbarrier(instruction: Instruction, batch: Batch) -> Step:
     if kind == "expect_tx":
         return _bind_expect(instruction, batch, barriers)
     if kind == "arrive":
-        return _bind_arrive(instruction, batch, barriers, expects)
+        return _bind_arrive(instruction, batch, barriers, expects, not relaxed)
     return _bind_wait(instruction, batch, barriers, by_parity)
 
 
@@ -100,7 +103,7 @@ def _bind_expect(instruction: Instruction, batch: Batch, barriers: Mbarriers) ->
     return step
 
 
-def _bind_arrive(instruction: Instruction, batch: Batch, barriers: Mbarriers, expects: bool) -> Step:
+def _bind_arrive(instruction: Instruction, batch: Batch, barriers: Mbarriers, expects: bool, releases: bool) -> Step:
     result, target, *rest = instruction.operands
     address = batch.registers.address_reader(target)  # type: ignore[arg-type]
     write = batch.registers.writer(result, "b64")
@@ -111,7 +114,7 @@ def _bind_arrive(instruction: Instruction, batch: Batch, barriers: Mbarriers, ex
         places = barriers.find(barrier_words(batch, address(sel), lanes), lanes)
         given = np.broadcast_to(number(sel), lanes.shape).astype(np.int64)
         one, none = np.ones_like(given), np.zeros_like(given)
-        phases = barriers.arrive(places, *((one, given) if expects else (given, none)), lanes)
+        phases = barriers.arrive(places, *((one, given) if expects else (given, none)), lanes, releases)
         write(sel, phases.astype(np.uint64))
 
     return step

@@ -132,14 +132,18 @@ class Mbarriers:
 
     # Phases
 
-    def arrive(self, places: Lanes, counts: Array, nbytes: Array, lanes: Lanes) -> Array:
-        """Arrive, each thread with its count, and expect bytes first; returns the phase each one arrived in."""
+    def arrive(self, places: Lanes, counts: Array, nbytes: Array, lanes: Lanes, releases: bool) -> Array:
+        """Arrive, each thread with its count, and expect bytes first; returns the phase each one arrived in.
+
+        Only an arrival that `releases` orders what its thread did before it.
+        """
         self._require_phase(places, lanes, "arrives at an mbarrier")
         phases: Array = self.completed[places]
         known = self.clocks.release(lanes)
         for place in np.unique(places):
             mine = places == place
-            self.gathered[place] = np.maximum(self.gathered[place], known[mine].max(axis=0))
+            if releases:
+                self.gathered[place] = np.maximum(self.gathered[place], known[mine].max(axis=0))
             self._expect(place, int(nbytes[mine].sum()), lanes[mine])
             self.pending[place] -= int(counts[mine].sum())
             if self.pending[place] < 0:
