@@ -76,7 +76,15 @@ def forward_spec(
     seqlen_q: int = 4096,
 ) -> tuple[KernelSpec, str]:
     """The kernel that a call gets, and why; arguments as `KernelSpec` and `pick_forward` have them."""
-    choice = pick_forward(head_dim, head_dim_v, device, causal=causal, seqlen_q=seqlen_q, tensor_maps=tensor_maps)
+    choice = pick_forward(
+        head_dim,
+        head_dim_v,
+        device,
+        causal=causal,
+        seqlen_q=seqlen_q,
+        tensor_maps=tensor_maps,
+        modified=negate,
+    )
     spec = KernelSpec(
         choice.tile,
         dtype,

@@ -15,11 +15,12 @@ from cupy_fa2.plan import forward_spec
 CARDS = [NAMED_DEVICES[name] for name in ("A100", "RTX 3090", "RTX 4090", "H200", "B200", "RTX 5090")]
 DIMS = range(16, 257, 16)
 
-#: Bytes of spill stores and loads per thread that a kernel may have, at most 16, by NVRTC version, head_dim and
-#: architecture; anything not listed has none.
-#: The reason is the same for all: O (128 registers) and S (64) of the 32 rows of a warp leave 63 for everything else,
-#: and what goes to local memory is read once per key tile or less, outside the innermost loops.
-ALLOWED_SPILLS: dict[tuple[int, int], dict[tuple[int, int], int]] = {}
+#: (NVRTC version, spec's name, architecture) -> (bytes of spill stores and loads per thread, at most 16; the reason).
+#: Anything not listed has none.
+ALLOWED_SPILLS: dict[tuple[tuple[int, int], str, int], tuple[int, str]] = {
+    ((13, 5), f"fwd_{kind}", 80): (16, "O and S take 176 registers; stored once, before the loop, and read once after it")
+    for kind in ("f16_d128_128x48_w4_s2", "bf16_d128_128x48_w4_s2", "bf16_d128_128x48_w4_s2_elements")
+}
 
 
 def variants():
@@ -45,7 +46,7 @@ def variants():
 def test_a_kernel_builds_without_spills(card, spec):
     binary = build(spec, card.target)
     tile = spec.tile
-    allowed = ALLOWED_SPILLS.get(nvrtc_version(), {}).get((tile.head_dim, card.arch), 0)
+    allowed, _ = ALLOWED_SPILLS.get((nvrtc_version(), spec.name, card.arch), (0, ""))
     assert binary.registers > 0  # the assembler ran, and its report was understood
     assert 0 <= binary.spill_bytes <= allowed <= 16
     # Blocks of this size exist only if their registers do: 65,536 per multiprocessor.

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_adapter as adapter
 import pytest
 
-pytest.importorskip("onnx", reason="the ONNX node tests need: pip install 'cupy-fa2[conformance]'")
+pytest.importorskip("onnx", reason="the ONNX node tests need: pip install 'cupy-fa2[test]'")
 
 ATOL = 5e-3  # float32 cases run in float16
 

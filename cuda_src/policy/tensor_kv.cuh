@@ -22,8 +22,9 @@ static_assert(sizeof(FwdTensorParams) == kFwdTensorParamsBytes);
 struct TensorKV {
   using Params = FwdTensorParams;
 
-  // A ring of kStages buffers of K and of V. Each has a barrier that counts its bytes in (`full`), and each pair one that
-  // counts the warps that are done with it (`empty`). No barrier spans the block: a warp may run ahead of the others.
+  // A ring of kStages buffers of K and of V. Each has a barrier that counts its bytes in (`full`), and each pair one
+  // that counts the warps that are done with it (`empty`). No barrier spans the block: a warp may run ahead of the
+  // others.
   template <class Tiles>
   struct Stream {
     using KTile = typename Tiles::KTile;
@@ -67,9 +68,9 @@ struct TensorKV {
       ptx::mbarrier_wait(full_k(buffer), phase);
     }
 
-    // The next tile is asked for here, after Q K^T: there is half a tile's time until it is needed, and the buffers that it
-    // takes were last used kStages - 1 tiles ago, so that all warps are most likely done with them. (On the first turn
-    // they have never been used: waiting for the phase before the first returns at once.)
+    // The next tile is asked for here, after Q K^T: there is half a tile's time until it is needed, and the buffers
+    // that it takes were last used kStages - 1 tiles ago, so that all warps are most likely done with them. (On the
+    // first turn they have never been used: waiting for the phase before the first returns at once.)
     void release_k(int next, bool has_next) {
       if (threadIdx.x == 0 && has_next) {
         int next_buffer = buffer;

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cupy_fa2.device import Device
-from cupy_fa2.heuristics.feasible import infeasible
+from cupy_fa2.heuristics.feasible import accumulator_registers, infeasible
 from cupy_fa2.heuristics.tuned import table
 from cupy_fa2.spec import FwdTile
 
 __all__ = ["Choice", "forward_candidates", "pick_forward"]
+
+
+#: Registers that O and S may take together where scores are modified in between: measured, spills begin above.
+_MODIFIED_ACCUMULATORS = 160
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ def forward_candidates(head_dim: int, head_dim_v: int) -> list[Choice]:
     # 128 that leaves room for S. Beyond, 16 rows per warp and more of them.
     if head_dim_v <= 128:
         # S takes block_n registers. With O's 96 or more, 64 of them would leave the scheduler no room.
-        block_n = 64 if head_dim_v <= 80 else 48
+        block_n = 64 if head_dim_v <= 80 else 48 if head_dim <= 128 else 32
         return [
             choice(128, block_n, 4, 2, "32 rows per warp: each K and V fragment serves two mma; copies one tile ahead"),
             choice(128, block_n, 4, 1, "32 rows per warp; single-buffered to fit"),
@@ -57,7 +61,14 @@ def forward_candidates(head_dim: int, head_dim_v: int) -> list[Choice]:
 
 
 def pick_forward(
-    head_dim: int, head_dim_v: int, device: Device, *, causal: bool, seqlen_q: int, tensor_maps: bool
+    head_dim: int,
+    head_dim_v: int,
+    device: Device,
+    *,
+    causal: bool,
+    seqlen_q: int,
+    tensor_maps: bool,
+    modified: bool = False,
 ) -> Choice:
     """The table's choice for `device`, if it has one, else the first by rule that fits.
 
@@ -70,12 +81,16 @@ def pick_forward(
     seqlen_q : int
     tensor_maps : bool
         Whether tensor maps can describe k and v.
+    modified : bool
+        Whether scores are modified before the softmax, which takes registers of its own.
     """
     tuned = _from_table(head_dim, head_dim_v, device, causal, seqlen_q, tensor_maps)
     refused = []
     for choice in ([tuned] if tuned else []) + forward_candidates(head_dim, head_dim_v):
         problem = infeasible(choice.tile, device)
         if problem is None:
+            while modified and accumulator_registers(choice.tile) > _MODIFIED_ACCUMULATORS:
+                choice = replace(choice, tile=replace(choice.tile, block_n=choice.tile.block_n - 16))
             return choice
         refused.append(f"{choice.tile.block_m}x{choice.tile.block_n}, {choice.tile.stages} stage(s) {problem}")
     raise ValueError(f"no tile for head_dim {head_dim}, {head_dim_v} fits on {device.name}: {'; '.join(refused)}")
