@@ -6,6 +6,7 @@ Registers and spills are the assembler's, and differ from one NVRTC to the next,
 from __future__ import annotations
 
 import pytest
+import sass
 
 from cupy_fa2.compile import build, nvrtc_version
 from cupy_fa2.device import NAMED_DEVICES
@@ -18,7 +19,10 @@ DIMS = range(16, 257, 16)
 #: (NVRTC version, spec's name, architecture) -> (bytes of spill stores and loads per thread, at most 16; the reason).
 #: Anything not listed has none.
 ALLOWED_SPILLS: dict[tuple[tuple[int, int], str, int], tuple[int, str]] = {
-    ((13, 5), f"fwd_{kind}", 80): (16, "O and S take 176 registers; stored once, before the loop, and read once after it")
+    ((13, 5), f"fwd_{kind}", 80): (
+        16,
+        "O and S take 176 registers; stored once, before the loop, and read once after it",
+    )
     for kind in ("f16_d128_128x48_w4_s2", "bf16_d128_128x48_w4_s2", "bf16_d128_128x48_w4_s2_elements")
 }
 
@@ -51,3 +55,38 @@ def test_a_kernel_builds_without_spills(card, spec):
     assert 0 <= binary.spill_bytes <= allowed <= 16
     # Blocks of this size exist only if their registers do: 65,536 per multiprocessor.
     assert -(-binary.registers // 8) * 8 * tile.threads <= 65536
+
+
+#: Instructions per key tile that every pass of the main loop executes, with NVRTC 12.9, by (card, head_dim, causal):
+#: mma, ldmatrix, MUFU (the exponentials), integer, and all together. A kernel that needs more is slower: measure it before
+#: changing a number here.
+MAIN_LOOP = {
+    ("H200", 64, False): (256, 72, 128, 29, 963),
+    ("H200", 64, True): (256, 72, 128, 29, 963),
+    ("H200", 128, False): (192, 64, 48, 29, 531),
+    ("H200", 128, True): (192, 64, 48, 29, 531),
+    ("H200", 256, False): (320, 176, 40, 29, 729),
+    ("H200", 256, True): (128, 64, 16, 26, 319),
+    ("A100", 64, False): (128, 40, 64, 21, 500),
+    ("A100", 64, True): (128, 40, 64, 20, 499),
+    ("A100", 128, False): (192, 64, 48, 18, 518),
+    ("A100", 128, True): (192, 64, 48, 18, 515),
+    ("A100", 256, False): (256, 144, 32, 52, 631),
+    ("A100", 256, True): (256, 144, 32, 52, 631),
+}
+
+
+@pytest.mark.skipif(sass.find_tool() is None, reason="no disassembler: pip install nvidia-cuda-nvdisasm")
+@pytest.mark.parametrize(("card", "head_dim", "causal"), MAIN_LOOP)
+def test_the_main_loop_does_not_grow(card, head_dim, causal):
+    device = NAMED_DEVICES[card]
+    spec, _ = forward_spec(head_dim, head_dim, device, causal=causal)
+    counts = sass.main_loop_counts(build(spec, device.target).cubin, spec.tile, always=True)
+    mma, ldmatrix, mufu, integer, total = MAIN_LOOP[card, head_dim, causal]
+    slack = 1.02 if nvrtc_version() == (12, 9) else 1.15  # another assembler schedules and addresses differently
+    assert counts["mma"] == mma
+    assert counts["ldmatrix"] == ldmatrix
+    assert counts["mufu"] == mufu
+    assert counts["local"] == 0
+    assert counts["integer"] <= integer * slack + 3
+    assert counts["total"] <= total * slack + 3
