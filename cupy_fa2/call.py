@@ -52,6 +52,7 @@ class Prepared:
     kernel: CupyKernel
     args: bytes
     empty: bool  # no output element
+    spans: tuple[tuple[int, int], ...]  # of q, k, v and out: first byte and the one after the last, from the address
     boxes: tuple[TensorBox, TensorBox] | None  # of k and v, for a kernel that takes tensor maps
     maps: dict[tuple[int, int], bytes]  # by addresses of k and v
 
@@ -180,7 +181,14 @@ def _launch(
     if out is None:
         out = cupy.empty(problem.out_shape, _OUT_NUMPY[problem.out_dtype])
     else:
-        _check_overlap(out, out_ptr, (("q", q, q_ptr), ("k", k, k_ptr), ("v", v, v_ptr)))
+        (q_low, q_high), (k_low, k_high), (v_low, v_high), (low, high) = call.spans
+        low, high = out_ptr + low, out_ptr + high
+        if not (
+            (q_ptr + q_low >= high or low >= q_ptr + q_high)
+            and (k_ptr + k_low >= high or low >= k_ptr + k_high)
+            and (v_ptr + v_low >= high or low >= v_ptr + v_high)
+        ):
+            _check_overlap(out, out_ptr, (("q", q, q_ptr), ("k", k, k_ptr), ("v", v, v_ptr)))
     lse = cupy.empty(problem.lse_shape, np.float32) if return_lse else None
     if not call.empty:
         if any(problem.copied):
@@ -229,7 +237,8 @@ def _prepare(
     if plan.spec.kv == "tensor":
         args = args.ljust(FWD_TENSOR_PARAMS_BYTES, b"\0")
         boxes = key_value_boxes(problem, plan)
-    call = Prepared(problem, plan, kernel, args, math.prod(problem.out_shape) == 0, boxes, {})
+    spans = tuple(_span(x) for x in (q, k, v, q if out is None else out))
+    call = Prepared(problem, plan, kernel, args, math.prod(problem.out_shape) == 0, spans, boxes, {})
     if key:
         if len(_prepared) >= _MAX_PREPARED:
             _prepared.clear()
@@ -362,9 +371,9 @@ class _Footprint:
 
 def _check_overlap(out: Any, out_address: int, inputs: tuple[tuple[str, Any, int], ...]) -> None:
     """Refuse an `out` that shares a byte with an input: a block would read what another has already written."""
-    low, high = _extent(out, out_address)
+    low, high = (out_address + end for end in _span(out))
     for name, x, address in inputs:
-        x_low, x_high = _extent(x, address)
+        x_low, x_high = (address + end for end in _span(x))
         if x_low >= high or low >= x_high:
             continue
         a, b = (np.asarray(_Footprint(y, at)) for y, at in ((out, out_address), (x, address)))
@@ -376,10 +385,9 @@ def _check_overlap(out: Any, out_address: int, inputs: tuple[tuple[str, Any, int
             raise ValueError(f"out must not overlap {name}, got arrays that share memory")
 
 
-def _extent(x: Any, address: int) -> tuple[int, int]:
-    """First byte, and the one after the last."""
+def _span(x: Any) -> tuple[int, int]:
+    """First byte, and the one after the last, counted from the array's address."""
     if x.size == 0:
-        return address, address
+        return 0, 0
     spans = [stride * (size - 1) for stride, size in zip(x.strides, x.shape, strict=True)]
-    low = address + sum(span for span in spans if span < 0)
-    return low, address + sum(span for span in spans if span > 0) + x.itemsize
+    return sum(span for span in spans if span < 0), sum(span for span in spans if span > 0) + x.itemsize

@@ -58,8 +58,8 @@ def test_a_kernel_builds_without_spills(card, spec):
 
 
 #: Instructions per key tile that every pass of the main loop executes, with NVRTC 12.9, by (card, head_dim, causal):
-#: mma, ldmatrix, MUFU (the exponentials), integer, and all together. A kernel that needs more is slower: measure it before
-#: changing a number here.
+#: mma, ldmatrix, MUFU (the exponentials), integer, and all together. A kernel that needs more is slower: measure it
+#: before changing a number here.
 MAIN_LOOP = {
     ("H200", 64, False): (256, 72, 128, 29, 963),
     ("H200", 64, True): (256, 72, 128, 29, 963),
