@@ -46,7 +46,8 @@ def flash_attention(
     layout : {"bshd", "bhsd"}
         Order of the axes of q, k, v and out: (batch, seqlen, heads, head_dim) or (batch, heads, seqlen, head_dim).
     out : array, optional
-        Where to put the result; any strides, not overlapping an input.
+        Where to put the result. Any strides that are whole items, as long as the axes nest without overlapping each
+        other or an input.
     out_dtype : dtype, optional
         q's dtype (default) or float32, which partial results to be merged want.
     return_lse : bool

@@ -84,10 +84,12 @@ def flash_attention(
     return_lse: Any,
 ) -> Any:
     """See `cupy_fa2.flash_attention`: decide where the call runs, and run it."""
-    if return_lse is not True and return_lse is not False:
+    if not isinstance(return_lse, bool | np.bool_):
         raise TypeError(f"return_lse must be a bool, got {type(return_lse).__name__}")
-    cupy: Any = sys.modules.get("cupy")  # whoever has a CuPy array has imported it
-    if cupy is None or not type(q) is type(k) is type(v) is cupy.ndarray:
+    return_lse = bool(return_lse)
+    # Whoever has a CuPy array has imported it; another thread may be half-way through importing it.
+    cupy: Any = sys.modules.get("cupy")
+    if not type(q) is type(k) is type(v) is getattr(cupy, "ndarray", None):
         if all(isinstance(x, np.ndarray) for x in (q, k, v)):
             return _simulate(q, k, v, causal, align, softmax_scale, layout, out, out_dtype, return_lse)
         for name, x in (("q", q), ("k", k), ("v", v)):
@@ -189,6 +191,8 @@ def _launch(
             and (v_ptr + v_low >= high or low >= v_ptr + v_high)
         ):
             _check_overlap(out, out_ptr, (("q", q, q_ptr), ("k", k, k_ptr), ("v", v, v_ptr)))
+        if diagonals:
+            _check_overlap(out, out_ptr, (("align", align, diagonals),))
     lse = cupy.empty(problem.lse_shape, np.float32) if return_lse else None
     if not call.empty:
         if any(problem.copied):
@@ -287,7 +291,10 @@ def _simulate(
     else:
         if not out.flags.writeable:
             raise ValueError("out is read-only; pass a writable array")
-        _check_overlap(out, _address(out), (("q", q, _address(q)), ("k", k, _address(k)), ("v", v, _address(v))))
+        others = [("q", q, _address(q)), ("k", k, _address(k)), ("v", v, _address(v))]
+        if isinstance(align, np.ndarray):
+            others.append(("align", align, _address(align)))
+        _check_overlap(out, _address(out), tuple(others))
     lse = _empty_aligned(problem.lse_shape, np.dtype(np.float32)) if return_lse else None
     if out.size:
         plan = plan_forward(problem, simulator.device)
@@ -298,7 +305,7 @@ def _simulate(
         pointers.append(0 if lse is None else memory.bind(lse, "lse", writable=True))
         diagonals = 0
         if problem.diagonal is None:
-            diagonals = memory.bind(_int32_diagonals(np, align), "align")
+            diagonals = memory.bind(_int32_diagonals(np, align, _address(align)), "align")
         q_at, k_at, v_at, out_at, lse_at = pointers
         args = arguments(problem, plan, (q_at, k_at, v_at, out_at, lse_at), diagonals, _simulated_map)
         simulator.run(plan, args, memory)
@@ -331,9 +338,9 @@ def _packed(xp: Any, x: Any) -> Any:
     return copy
 
 
-def _int32_diagonals(xp: Any, align: Any) -> Any:
-    """The offsets as contiguous int32. Clamping changes nothing: no sequence is longer."""
-    if align.dtype == np.int32 and align.flags.c_contiguous:
+def _int32_diagonals(xp: Any, align: Any, address: int) -> Any:
+    """The offsets as aligned, contiguous int32. Clamping changes nothing: no sequence is longer."""
+    if align.dtype == np.int32 and align.flags.c_contiguous and address % 4 == 0:
         return align
     info = np.iinfo(align.dtype)
     return xp.ascontiguousarray(xp.clip(align, max(info.min, -MAX_SEQLEN), min(info.max, MAX_SEQLEN)).astype(np.int32))
@@ -350,9 +357,9 @@ def _device_diagonals(cupy: Any, align: Any, device_id: int) -> tuple[Any, int]:
         raise ValueError(f"align must be on q's CUDA device {device_id}, got {align.data.device_id}")
     if align.dtype.kind not in "iu" or align.ndim != 1 or align.size == 0:
         return align, 0
-    if align.dtype != np.int32 or not align.flags.c_contiguous:
+    if align.dtype != np.int32 or not align.flags.c_contiguous or align.data.ptr % 4:
         refuse_capture("align has to be converted first", "pass a contiguous int32 array")
-        align = _int32_diagonals(cupy, align)
+        align = _int32_diagonals(cupy, align, align.data.ptr)
     return align, align.data.ptr
 
 

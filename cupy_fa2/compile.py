@@ -12,8 +12,8 @@ import functools
 import hashlib
 import os
 import re
-import tempfile
 import threading
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,9 @@ def compile_source(unit: str, headers: dict[str, str], name: str, options: tuple
         cubin = b"" if any("=compute_" in option for option in options) else bytes(nvrtc.getCUBIN(program))
         text = (ptx.decode() if isinstance(ptx, bytes) else ptx).rstrip("\0")
         # Line information names the unit and its includes as if they lay in the working directory.
-        return text.replace(f'"{os.getcwd()}/', '"'), cubin, nvrtc.getProgramLog(program)
+        with contextlib.suppress(OSError):  # it may be gone
+            text = text.replace(f'"{os.getcwd()}/', '"')
+        return text, cubin, nvrtc.getProgramLog(program)
     finally:
         nvrtc.destroyProgram(program)
 
@@ -206,13 +208,13 @@ def _write(path: Path, blob: bytes) -> bool:
     """Write-then-rename, so that no reader ever sees half an entry. False where the folder cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+        # Not tempfile's: its files are for one user alone, and a cache may be shared.
+        temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(blob)
+            temporary.write_bytes(blob)
             os.replace(temporary, path)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
     except OSError:
         return False
@@ -250,10 +252,13 @@ def build(spec: KernelSpec, arch: str, *, line_info: bool = False) -> Binary:
     with _lock:
         if digest in _built:
             return _built[digest]
-    path = cache_dir() / f"{spec.name}_{arch}_{digest[:32]}.bin"
+    path: Path | None = None
     binary: Binary | None = None
-    with contextlib.suppress(OSError):  # not there yet, or not readable: build
-        binary = _decode(path.read_bytes(), spec.name, arch, path)
+    with contextlib.suppress(RuntimeError):  # no home folder: nothing is kept
+        path = cache_dir() / f"{spec.name}_{arch}_{digest[:32]}.bin"
+    if path is not None:
+        with contextlib.suppress(OSError):  # not there yet, or not readable: build
+            binary = _decode(path.read_bytes(), spec.name, arch, path)
     if binary is None:
         ptx, cubin, log = compile_source(unit, headers, spec.name, options)
         usage, spills = _USAGE.search(log), _SPILLS.search(log)
@@ -265,6 +270,7 @@ def build(spec: KernelSpec, arch: str, *, line_info: bool = False) -> Binary:
             int(usage[1]) if usage else -1,
             int(spills[2]) + int(spills[3]) if spills else -1,
         )
-        _write(path, _encode(binary))
+        if path is not None:
+            _write(path, _encode(binary))
     with _lock:
         return _built.setdefault(digest, binary)

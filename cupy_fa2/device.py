@@ -80,7 +80,7 @@ def named_device(name: str) -> Device:
     """
     try:
         return NAMED_DEVICES[name]
-    except KeyError:
+    except (KeyError, TypeError):
         raise ValueError(f"device must be one of {', '.join(NAMED_DEVICES)}; got {name!r}") from None
 
 

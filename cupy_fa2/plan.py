@@ -83,7 +83,7 @@ def forward_spec(
         causal=causal,
         seqlen_q=seqlen_q,
         tensor_maps=tensor_maps,
-        modified=negate,
+        crowded=negate or out_dtype == "float",
     )
     spec = KernelSpec(
         choice.tile,

@@ -165,7 +165,9 @@ class Problem:
         diagonal = check_align(align, batch, seqlen_q, seqlen_k)
         out_kind = _check_out_dtype(out_dtype, q.dtype, out)
         out_shape = tuple((batch, seqlen_q, num_heads, head_dim_v)[axis] for axis in order)
-        out_strides = _packed_strides(out_shape) if out is None else _check_out(out, out_shape, out_kind)
+        out_strides = _packed_strides(out_shape)
+        if out is not None:
+            out_strides = _check_out(out, out_shape, out_kind, addresses[3])
 
         copied, strides = [], []
         for x, address in zip((q, k, v), addresses[:3], strict=True):
@@ -230,10 +232,13 @@ def check_scale(softmax_scale: Any, head_dim: int) -> float:
             f"softmax_scale must be a real number or None, got {type(softmax_scale).__name__}"
             + (hint if hasattr(softmax_scale, "__cuda_array_interface__") else "")
         )
-    scale = float(softmax_scale)
+    try:
+        scale = float(softmax_scale)
+    except OverflowError:
+        scale = math.inf
     # The kernel holds the scale times log2(e) in float32.
     if not math.isfinite(scale) or abs(scale) > float(np.finfo(np.float32).max) / 2:
-        raise ValueError(f"softmax_scale must be finite in float32, got {softmax_scale!r}")
+        raise ValueError(f"softmax_scale must be finite in float32, got {str(softmax_scale)[:40]}")
     return scale
 
 
@@ -292,12 +297,14 @@ def _check_out_dtype(out_dtype: Any, dtype: Any, out: Any) -> str:
     return OUT_DTYPES[wanted]
 
 
-def _check_out(out: Any, shape: tuple[int, ...], kind: str) -> tuple[int, ...]:
+def _check_out(out: Any, shape: tuple[int, ...], kind: str, address: int) -> tuple[int, ...]:
     """Strides of `out` in elements, if it can be written to."""
     if tuple(out.shape) != shape:
         raise ValueError(f"out must have shape {shape}, got {tuple(out.shape)}")
     item = OUT_DTYPES_ITEMSIZE[kind]
-    if any(stride % item for stride in out.strides):
+    if address % item:
+        raise ValueError(f"out must begin at a multiple of its item size {item}, got address {address:#x}")
+    if any(stride % item for stride, size in zip(out.strides, shape, strict=True) if size > 1):
         raise ValueError(f"out must have strides that are multiples of its item size {item}, got {out.strides}")
     # Every element a place of its own: each axis must step over all that the finer ones span. (Some interleavings that
     # do not overlap are refused with those that do.)

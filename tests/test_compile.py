@@ -154,6 +154,49 @@ def test_many_processes_agree(cache):
     assert [path.suffix for path in cache.iterdir()] == [".bin"]
 
 
+def test_threads_that_import_together(tmp_path):
+    """One thread's first compilation imports CuPy while another asks whether its arrays are CuPy's."""
+    code = (
+        "import threading, numpy as np, cupy_fa2\n"
+        "q = np.ones((1, 16, 1, 16), np.float16); wrong = []\n"
+        "def call():\n"
+        "    try: cupy_fa2.flash_attention(q, q, q)\n"
+        "    except BaseException as error: wrong.append(error)\n"
+        "threads = [threading.Thread(target=call) for _ in range(6)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\n"
+        "assert not wrong, wrong\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "CUPY_FA2_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+
+
+def test_no_home_and_no_working_directory(tmp_path):
+    code = (
+        "import os, pathlib, sys\n"
+        "from cupy_fa2.compile import build; from cupy_fa2.spec import *\n"
+        "def homeless(*_): raise RuntimeError('Could not determine home directory.')\n"
+        "pathlib.Path.home = homeless\n"
+        "os.rmdir(os.getcwd())\n"
+        "spec = KernelSpec(FwdTile(32, 16, 16, 16, 1, 1), 'f16', 'f16')\n"
+        "assert build(spec, 'compute_80', line_info=True).path is None\n"
+        "assert build(spec, 'sm_80').cubin\n"
+    )
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    for name in ("CUPY_FA2_CACHE_DIR", "XDG_CACHE_HOME"):
+        environment.pop(name, None)
+    subprocess.run([sys.executable, "-c", code], env=environment, cwd=gone, check=True, timeout=120)
+
+
+def test_entries_are_as_readable_as_other_files(cache):
+    build(SMALL, "sm_80")
+    (entry,) = cache.iterdir()
+    plain = cache / "plain"
+    plain.write_text("")
+    assert entry.stat().st_mode == plain.stat().st_mode
+
+
 def test_the_cache_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("CUPY_FA2_CACHE_DIR", str(tmp_path))
     assert cache_dir() == tmp_path

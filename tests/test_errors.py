@@ -126,6 +126,52 @@ def refused(call, kind, patterns):
         assert re.search(f"(?i){pattern}", str(caught.value)), f"{pattern!r} is not in {caught.value!r}"
 
 
+def test_out_that_overlaps_align(xp):
+    q, k, v = (xp.zeros((8, 8, 2, 32), np.float16) for _ in range(3))
+    out = xp.zeros((8, 8, 2, 32), np.float16)
+    align = out.reshape(-1)[:16].view(np.int32)
+    with pytest.raises(ValueError, match="out must not overlap align"):
+        cupy_fa2.flash_attention(q, k, v, causal=True, align=align, out=out)
+
+
+def test_out_at_an_odd_address():
+    q, k, v = (np.zeros((1, 8, 2, 32), np.float16) for _ in range(3))
+    buffer = np.zeros(q.nbytes + 1, np.uint8)
+    with pytest.raises(ValueError, match="out must begin at a multiple of its item size 2"):
+        cupy_fa2.flash_attention(q, k, v, out=buffer[1:].view(np.float16).reshape(q.shape))
+    assert not buffer.any()
+
+
+def test_align_at_an_odd_address():
+    q, k, v = (np.ones((2, 4, 1, 8), np.float16) for _ in range(3))
+    align = np.zeros(9, np.uint8)[1:].view(np.int32)
+    align[:] = (0, -4)
+    lse = cupy_fa2.flash_attention(q, k, v, causal=True, align=align, return_lse=True)[1]
+    assert np.isfinite(lse[0]).all()
+    assert (lse[1] == -np.inf).all()
+
+
+def test_out_with_a_meaningless_stride():
+    q, k, v = (np.ones((1, 8, 2, 64), np.float16) for _ in range(3))
+    out = np.zeros(q.shape, np.float16)
+    odd = np.lib.stride_tricks.as_strided(out, q.shape, (7, *out.strides[1:]))
+    cupy_fa2.flash_attention(q, k, v, out=odd)
+    assert (out == 1).all()
+
+
+@pytest.mark.parametrize("scale", [10**400, -(10**400)])
+def test_scale_beyond_any_float(scale):
+    q = np.ones((1, 4, 1, 8), np.float16)
+    with pytest.raises(ValueError, match="softmax_scale must be finite"):
+        cupy_fa2.flash_attention(q, q, q, softmax_scale=scale)
+
+
+def test_unknown_simulated_device():
+    for device in ("A1000", [], None):
+        with pytest.raises(ValueError, match="device must be one of A100"), cupy_fa2.simulator(device):
+            pass
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_argument(xp, name):
     change, kind, pattern = WRONG[name]

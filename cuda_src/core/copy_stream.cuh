@@ -31,20 +31,20 @@ struct CopyStream {
   int k_offset() const { return buffer * KTile::kBytes; }
   int v_offset() const { return buffer * VTile::kBytes; }
 
-  void start(int n_block) {
+  void start(int n_block, int) {
     copy_k(n_block, 0);
     if constexpr (kStages == 2) copy_v(n_block, 0);
     ptx::cp_async_commit();
   }
 
-  void acquire_k(int n_block, int next, bool has_next) {
+  void acquire_k(int n_block, int left) {
     ptx::cp_async_wait<0>();  // this thread's part of K (two stages: and of V) has landed
     ptx::barrier();           // everyone's has, and every warp is done with the previous tile
     if constexpr (kStages == 2) {
       buffer ^= 1;
-      if (has_next) {
-        copy_k(next, buffer ^ 1);
-        copy_v(next, buffer ^ 1);
+      if (left > 1) {
+        copy_k(n_block + Tiles::kStep, buffer ^ 1);
+        copy_v(n_block + Tiles::kStep, buffer ^ 1);
       }
     } else {
       copy_v(n_block, 0);
@@ -52,11 +52,11 @@ struct CopyStream {
     ptx::cp_async_commit();
   }
 
-  void release_k(int next, bool has_next) {
+  void release_k(int n_block, int left) {
     if constexpr (kStages == 1) {
       ptx::cp_async_wait<0>();  // this thread's part of V has landed
       ptx::barrier();           // everyone's has, and every warp is done reading K
-      if (has_next) copy_k(next, 0);
+      if (left > 1) copy_k(n_block + Tiles::kStep, 0);
       ptx::cp_async_commit();
     }
   }

@@ -129,6 +129,18 @@ inline u32 pack(float low, float high) {
   return packed;
 }
 
+// Rounded to T and back.
+template <class T>
+inline float rounded(float x) {
+  float y;
+  if constexpr (kSame<T, f16>) {
+    asm("{\n.reg .b16 h;\ncvt.rn.f16.f32 h, %1;\ncvt.f32.f16 %0, h;\n}" : "=f"(y) : "f"(x));
+  } else {
+    y = __uint_as_float(pack<T>(0.f, x));  // a bfloat16 is the upper half of a float
+  }
+  return y;
+}
+
 // 2^x. Exact at integers; subnormal results flush to 0; exp2(-inf) = 0.
 inline float exp2(float x) {
   float y;

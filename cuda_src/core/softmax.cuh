@@ -1,31 +1,41 @@
 // The online softmax of one warp's rows, in base 2.
 //
-// A row keeps a reference m and the sum l = sum_j 2^(s_j - m) over the keys seen, with O = sum_j 2^(s_j - m) v_j beside
-// it; s are the scores times `scale` (softmax_scale * log2 e), which is folded into the exponent's fused multiply-add.
-// Textbook m is the running maximum. Here it follows the maximum only when that has grown by more than `kSlack` (in
-// log2): until then probabilities may reach 2^kSlack, which float32 sums and 16-bit probabilities hold without loss,
-// and the pass over O is saved. Each row decides for itself, or its result would depend on its neighbours in the tile;
-// the warp vote only skips code that would multiply by 1. kSlack = 0 is the textbook.
+// A row keeps a reference m and the sum l = sum_j 2^((s_j - m) scale) over the keys seen, with O = sum_j 2^((s_j - m)
+// scale) v_j beside it; `scale` is softmax_scale * log2 e, positive. Textbook m is the running maximum. Here it follows
+// the maximum only when that has grown by more than `kSlack` (in log2): until then probabilities may reach 2^kSlack,
+// which float32 sums and 16-bit probabilities hold without loss, and the pass over O is saved. Each row decides for
+// itself, or its result would depend on its neighbours in the tile; the warp vote only skips code that would change
+// nothing. kSlack = 0 is the textbook.
+//
+// The exponent is one fused multiply-add, s scale - shift with shift = m scale. Rounding the shift moves all exponents
+// of a row by half a unit in its last place at most, which cancels when O is divided by l. Beyond 2^24 that unit is
+// more than 1, and probabilities would overflow: such rows, called large, subtract m from their scores first and shift
+// by nothing.
 #pragma once
 
 #include "core/tile.cuh"
 
 namespace fa2 {
 
-template <int kMTiles, int kSlack>
+template <class T, int kMTiles, int kSlack, bool kSumRounded>
 struct OnlineSoftmax {
   static constexpr int kRows = kMTiles * kRowsPerMTile;
   // The reference m of each row. It starts at the lowest finite number and not at -inf, so that a row that has seen
   // nothing gets 2^(-inf - m) = 0 for its hidden scores without a special case; any finite score still raises it.
   float reference[kRows];
+  float shift[kRows];
   float row_sum[kRows];  // this lane's share: a row's columns are spread over the four lanes of a quad
+  // The same of the probabilities as the second product sees them, rounded to T. O divided by this one is a true mean
+  // of values, to float32's precision; `lse` wants the other. Kept only where the output is float32 and would show it.
+  float rounded_sum[kRows];
   float scale;
 
   explicit OnlineSoftmax(float scale) : scale(scale) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       reference[r] = kLowest;
-      row_sum[r] = 0.f;
+      shift[r] = scaled(kLowest);
+      row_sum[r] = rounded_sum[r] = 0.f;
     }
   }
 
@@ -40,33 +50,22 @@ struct OnlineSoftmax {
       s[chunk].visit([&](float& value, int r, int) { block_max[r] = ptx::max(block_max[r], value); });
 
     // A row's maximum is spread over the lanes of its quad, but whether any row has grown shows without bringing it
-    // together.
-    bool any_grew = false;
+    // together. A large row has more to do in any case.
+    bool any_special = false;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      block_max[r] *= scale;
-      any_grew |= grew(r, block_max[r]);
-    }
-    if (ptx::any(any_grew)) {
-      float factor[kRows];
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        block_max[r] = ptx::max(block_max[r], ptx::shfl_xor<1>(block_max[r]));
-        block_max[r] = ptx::max(block_max[r], ptx::shfl_xor<2>(block_max[r]));
-        const float raised = grew(r, block_max[r]) ? block_max[r] : reference[r];
-        factor[r] = ptx::exp2(reference[r] - raised);  // exactly 1 where nothing grew, 0 on a row's first key
-        reference[r] = raised;
-        row_sum[r] *= factor[r];
-      }
-      o.scale_rows(factor);
-    }
+    for (int r = 0; r < kRows; ++r) any_special |= block_max[r] * scale > shift[r] + kSlack || shift[r] == kLargeShift;
+    if (ptx::any(any_special)) raise_rows(block_max, s, o);
   }
 
   // Scores to probabilities, in place, adding them to the row sums.
   void exponentiate(ScoreChunk<kMTiles>& s) {
     s.visit([&](float& value, int r, int) {
-      value = ptx::exp2(__fmaf_rn(value, scale, -reference[r]));
+      value = ptx::exp2(__fmaf_rn(value, scale, -shift[r]));
       row_sum[r] += value;
+      if constexpr (kSumRounded) {
+        value = ptx::rounded<T>(value);
+        rounded_sum[r] += value;
+      }
     });
   }
 
@@ -74,19 +73,66 @@ struct OnlineSoftmax {
   void finish() {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      row_sum[r] += ptx::shfl_xor<1>(row_sum[r]);
-      row_sum[r] += ptx::shfl_xor<2>(row_sum[r]);
+      row_sum[r] = sum_quad(row_sum[r]);
+      if constexpr (kSumRounded) rounded_sum[r] = sum_quad(rounded_sum[r]);
     }
   }
 
   // Tested by the sum and not by the reference: a row of NaN scores raises no maximum, and must stay NaN.
   bool is_empty(int r) const { return row_sum[r] == 0.f; }
-  float inverse_sum(int r) const { return __frcp_rn(row_sum[r]); }
+  float inverse_sum(int r) const { return __frcp_rn(kSumRounded ? rounded_sum[r] : row_sum[r]); }
   // log sum_j e^(scores): natural, as every consumer of `lse` wants it.
-  float log_sum_exp(int r) const { return is_empty(r) ? -kInfinity : (reference[r] + ptx::log2(row_sum[r])) * kLn2; }
+  float log_sum_exp(int r) const {
+    const float log2_sum = ptx::log2(row_sum[r]);
+    return is_empty(r) ? -kInfinity : (is_large(r) ? scaled(reference[r]) + log2_sum : shift[r] + log2_sum) * kLn2;
+  }
 
  private:
-  bool grew(int r, float block_max) const { return block_max > reference[r] + kSlack; }
+  static constexpr float kLarge = 16777216.f;               // 2^24
+  static constexpr float kLargeShift = 1.17549435082e-38f;  // the smallest normal number: as good as 0, and a mark
+
+  // Never below the lowest finite number, or hidden scores would meet -inf - -inf.
+  float scaled(float score) const { return ptx::max(score * scale, kLowest); }
+  bool is_large(int r) const {
+    const float s = scaled(reference[r]);
+    return (s >= kLarge || s <= -kLarge) && reference[r] != kLowest;
+  }
+
+  static float sum_quad(float x) {
+    x += ptx::shfl_xor<1>(x);
+    return x + ptx::shfl_xor<2>(x);
+  }
+
+  template <int kChunks, int kCols>
+  void raise_rows(float (&block_max)[kRows], ScoreChunk<kMTiles> (&s)[kChunks], OutFragment<kMTiles, kCols>& o) {
+    float factor[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      block_max[r] = ptx::max(block_max[r], ptx::shfl_xor<1>(block_max[r]));
+      block_max[r] = ptx::max(block_max[r], ptx::shfl_xor<2>(block_max[r]));
+      const bool was_large = is_large(r);
+      const float old_reference = reference[r];
+      const float old_shift = was_large ? scaled(old_reference) : shift[r];
+      // In differences of scores, which stay exact where their multiples do not.
+      const bool grew =
+          was_large ? (block_max[r] - old_reference) * scale > kSlack : block_max[r] * scale > old_shift + kSlack;
+      if (grew) reference[r] = block_max[r];
+      const bool large = is_large(r);
+      const float new_shift = scaled(reference[r]);
+      // Exactly 1 where nothing grew, 0 on a row's first key.
+      factor[r] =
+          !grew ? 1.f : ptx::exp2(was_large || large ? (old_reference - reference[r]) * scale : old_shift - new_shift);
+      shift[r] = large ? kLargeShift : new_shift;
+      row_sum[r] *= factor[r];
+      if constexpr (kSumRounded) rounded_sum[r] *= factor[r];
+    }
+    o.scale_rows(factor);
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk)
+      s[chunk].visit([&](float& value, int r, int) {
+        if (is_large(r)) value -= reference[r];
+      });
+  }
 };
 
 }  // namespace fa2

@@ -38,10 +38,12 @@ inline void transpose_pair(u32 (&x)[2]) {
 template <class Out, bool kVectors>
 struct WriteOut {
   static constexpr int kItemSize = kSame<Out, float> ? 4 : 2;
+  // Whether `out` is fine enough to show that probabilities were rounded for the second product but not for their sum.
+  static constexpr bool kSumRounded = kSame<Out, float>;
 
-  template <int kMTiles, int kCols, int kSlack>
+  template <int kMTiles, int kCols, class Softmax>
   static void store(const FwdParams& params, const WorkItem& work, int warp_row, OutFragment<kMTiles, kCols>& o,
-                    OnlineSoftmax<kMTiles, kSlack>& softmax) {
+                    Softmax& softmax) {
     softmax.finish();
     char* const out = reinterpret_cast<char*>(params.out) +
                       (work.batch * params.out_stride_batch + work.head * params.out_stride_head) * kItemSize;

@@ -3,13 +3,14 @@
 // A KV policy names the kernel's argument struct and a Stream. A stream keeps tiles of K and V coming, one ahead of the
 // arithmetic, in this protocol, where each call is made by all threads:
 //
-//   start(n_block)                      once, after Q's copies have been committed as a group of their own
-//   acquire_k(n_block, next, has_next)  the K tile may be read: k_offset() is its place behind the first one
-//   release_k(next, has_next)           this warp has read it
-//   acquire_v()                         the V tile may be read, at v_offset()
-//   release_v()                         this warp has read it
+//   start(n_block, left)      once, after Q's copies have been committed as a group of their own
+//   acquire_k(n_block, left)  the K tile may be read: k_offset() is its place behind the first one
+//   release_k(n_block, left)  this warp has read it
+//   acquire_v()               the V tile may be read, at v_offset()
+//   release_v()               this warp has read it
 //
-// `next` is the tile that follows, if `has_next`. Which copies start where is the stream's own business.
+// `n_block` is the current tile, the next one is Tiles::kStep further, and `left` tiles are to be computed, this one
+// included. Which copies start where is the stream's own business.
 #pragma once
 
 #include "core/copy_stream.cuh"

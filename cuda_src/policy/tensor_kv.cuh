@@ -36,6 +36,7 @@ struct TensorKV {
     static constexpr int kAlignment = 1024;
     static constexpr int kSharedBytes = kStages * (KTile::kBytes + VTile::kBytes + 3 * 8);
     static constexpr int kGroupsStarted = 0;
+    static constexpr int kAhead = kStages - 1;  // tiles that are on their way beyond the current one
 
     const FwdTensorParams& params;
     u32 sK, sV;
@@ -50,7 +51,7 @@ struct TensorKV {
     int v_offset() const { return buffer * VTile::kBytes; }
 
     // The block's next barrier shows the other threads what is initialised here.
-    void start(int n_block) {
+    void start(int n_block, int left) {
       if (threadIdx.x == 0) {
 #pragma unroll
         for (int i = 0; i < kStages; ++i) {
@@ -59,25 +60,27 @@ struct TensorKV {
           ptx::mbarrier_init(empty(i), kWarps);
         }
         ptx::mbarrier_init_fence();
-        copy(n_block, 0);
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i)
+          if (i < left) copy(n_block + i * Tiles::kStep, i);
       }
     }
 
-    void acquire_k(int, int, bool) {
+    void acquire_k(int, int) {
       step(buffer, phase);
       ptx::mbarrier_wait(full_k(buffer), phase);
     }
 
-    // The next tile is asked for here, after Q K^T: there is half a tile's time until it is needed, and the buffers
-    // that it takes were last used kStages - 1 tiles ago, so that all warps are most likely done with them. (On the
-    // first turn they have never been used: waiting for the phase before the first returns at once.)
-    void release_k(int next, bool has_next) {
-      if (threadIdx.x == 0 && has_next) {
-        int next_buffer = buffer;
-        u32 next_phase = phase;
-        step(next_buffer, next_phase);
-        ptx::mbarrier_wait(empty(next_buffer), next_phase ^ 1);
-        copy(next, next_buffer);
+    // The tile kAhead further on takes the buffers of the previous one. After Q K^T all warps are most likely done with
+    // it. (On the first turn the buffers have never been used: waiting for the phase before the first returns at once.)
+    void release_k(int n_block, int left) {
+      if (threadIdx.x == 0 && left > kAhead) {
+        int free_buffer = buffer;
+        u32 free_phase = phase;
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) step(free_buffer, free_phase);
+        ptx::mbarrier_wait(empty(free_buffer), free_phase ^ 1);
+        copy(n_block + kAhead * Tiles::kStep, free_buffer);
       }
     }
 

@@ -39,6 +39,7 @@ struct FwdKernel {
     using VTile = SharedTile<kTile.block_n, kTile.head_dim_v>;
     static constexpr int kStages = kTile.stages;
     static constexpr int kThreads = FwdKernel::kThreads;
+    static constexpr int kStep = kTile.last_to_first ? -1 : 1;
   };
   using QTile = SharedTile<kTile.block_m, kTile.head_dim>;
   using Stream = typename KV::template Stream<Tiles>;
@@ -58,20 +59,19 @@ struct FwdKernel {
     const int n_full = mask.row_end(work.row_begin) / kTile.block_n;
 
     OutFragment<kMTiles, kTile.head_dim_v> o;
-    OnlineSoftmax<kMTiles, kTile.slack> softmax(params.scale_log2);
+    OnlineSoftmax<T, kMTiles, kTile.slack, Epilogue::kSumRounded> softmax(params.scale_log2);
     o.clear();
 
     if (n_end > 0) {
       const u32 sQ = ptx::shared_address(shared);
       const u32 sK = sQ + QTile::kBytes;
-      constexpr int kStep = kTile.last_to_first ? -1 : 1;
       int n_block = kTile.last_to_first ? n_end - 1 : 0;
 
       copy_tile_async<QTile, kThreads>(sQ, query_rows(params, work.batch, work.head), work.row_begin, params.seqlen_q,
                                        params.head_dim);
       ptx::cp_async_commit();
       Stream stream(params, sK, work.batch, work.head_k);
-      stream.start(n_block);
+      stream.start(n_block, n_end);
       ptx::cp_async_wait<Stream::kGroupsStarted>();
       ptx::barrier();  // Q has landed, and what `start` initialised can be seen
 
@@ -80,11 +80,11 @@ struct FwdKernel {
       const auto v = row_operand<typename Tiles::VTile>(stream.sV, 0);
 
       // One key tile after the other: S = Q K^T, P = softmax(S), O += P V.
-      for (int left = n_end; left > 0; --left, n_block += kStep) {
+      for (int left = n_end; left > 0; --left, n_block += Tiles::kStep) {
         ScoreChunk<kMTiles> s[kChunks];
-        stream.acquire_k(n_block, n_block + kStep, left > 1);
+        stream.acquire_k(n_block, left);
         gemm_qk<T>(s, q, k.advanced(stream.k_offset()));
-        stream.release_k(n_block + kStep, left > 1);
+        stream.release_k(n_block, left);
 
         if constexpr (!Score::kNone) modify(s);
         if (n_block >= n_full) hide(s, mask, work.row_begin + warp_row, n_block * kTile.block_n);

@@ -12,8 +12,8 @@ from cupy_fa2.spec import FwdTile
 __all__ = ["Choice", "forward_candidates", "pick_forward"]
 
 
-#: Registers that O and S may take together where scores are modified in between: measured, spills begin above.
-_MODIFIED_ACCUMULATORS = 160
+#: Registers that O and S may take together where others need some too: above, spills begin.
+_CROWDED_ACCUMULATORS = 160
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def pick_forward(
     causal: bool,
     seqlen_q: int,
     tensor_maps: bool,
-    modified: bool = False,
+    crowded: bool = False,
 ) -> Choice:
     """The table's choice for `device`, if it has one, else the first by rule that fits.
 
@@ -81,15 +81,15 @@ def pick_forward(
     seqlen_q : int
     tensor_maps : bool
         Whether tensor maps can describe k and v.
-    modified : bool
-        Whether scores are modified before the softmax, which takes registers of its own.
+    crowded : bool
+        Whether score modifiers or second sums take registers of their own.
     """
     tuned = _from_table(head_dim, head_dim_v, device, causal, seqlen_q, tensor_maps)
     refused = []
     for choice in ([tuned] if tuned else []) + forward_candidates(head_dim, head_dim_v):
         problem = infeasible(choice.tile, device)
         if problem is None:
-            while modified and accumulator_registers(choice.tile) > _MODIFIED_ACCUMULATORS:
+            while crowded and accumulator_registers(choice.tile) > _CROWDED_ACCUMULATORS:
                 choice = replace(choice, tile=replace(choice.tile, block_n=choice.tile.block_n - 16))
             return choice
         refused.append(f"{choice.tile.block_m}x{choice.tile.block_n}, {choice.tile.stages} stage(s) {problem}")
