@@ -8,10 +8,12 @@ its launch did.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,8 +35,16 @@ IN_SIMULATOR = Sizes(batch=1, seqlen=256, heads=1, head_dim=128)
 SIMULATED_PER_SECOND = 2.5e7  # multiply-adds, roughly, on one core
 
 
+MAX_SIZE = 2**31 - 1
+MAX_BYTES = 2**62  # of one array; NumPy has no words for more
+
+
 class CannotRun(Exception):
     """Something is missing; the message says what to install."""
+
+
+class CannotWrite(Exception):
+    """Standard output takes no more; no message where its reader has left, as ``head`` does."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,11 +53,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0: all is well. 1: a result was wrong. 2: nothing could be run.
+        0: all is well. 1: a result was wrong. 2: nothing could be run, or not all of it be told.
     """
-    options = parse(sys.argv[1:] if argv is None else list(argv))
     try:
+        with writing():  # --help and --version
+            options = parse(sys.argv[1:] if argv is None else list(argv))
         code: int = options.handler(options)
+    except CannotWrite as error:
+        if str(error):
+            print(f"cannot write the output: {error}", file=sys.stderr)
+        return 2
     except (CannotRun, CompileError) as error:
         print(f"cannot run: {error}", file=sys.stderr)
         return 2
@@ -58,6 +73,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"cannot run: {error or 'out of memory'}; smaller sizes may fit, see --help", file=sys.stderr)
         return 2
     return code
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """Flush what is printed inside; raise `CannotWrite` where standard output takes no more."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError):  # what is left in the buffer must not fail again when Python exits
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise CannotWrite("" if isinstance(error, BrokenPipeError) else error.strerror) from error
+
+
+def tell(text: str) -> None:
+    """Print at once: simulating and timing take a while."""
+    with writing():
+        print(text)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -78,7 +114,7 @@ def add_run(commands: Any) -> None:
         help="compute attention on this machine, check and measure it (the default)",
         description=__doc__.split("\n\n", 1)[1] if __doc__ else None,
         epilog=f"Defaults on a GPU: {ON_GPU}; in the simulator: {IN_SIMULATOR}. "
-        "Exit status: 0 all is well, 1 a result was wrong, 2 nothing could be run.",
+        "Exit status: 0 all is well, 1 a result was wrong, 2 nothing could be run, or not all of it be told.",
     )
     run.set_defaults(handler=run_command)
     run.add_argument("--version", action="version", version=f"cupy_fa2 {cupy_fa2.__version__}")
@@ -122,7 +158,7 @@ def run_command(options: argparse.Namespace) -> int:
         "versions": versions(),
         "sizes": vars(sizes) | {"dtype": options.dtype},
     }
-    say = (lambda *_: None) if options.json else print
+    say = (lambda *_: None) if options.json else tell
     if device is None:
         say(f"{why}. Running in the simulator, which executes the kernel's PTX, as on an {result['device']}.")
         say(", ".join(f"{name} {version}" for name, version in result["versions"].items()))
@@ -133,9 +169,9 @@ def run_command(options: argparse.Namespace) -> int:
         result |= run_on_gpu(sizes, options.dtype, causals, device, say)
     result["passed"] = all(run["check"]["passed"] for run in result["runs"])
     if options.json:
-        print(json.dumps(result, indent=2))
+        tell(json.dumps(result, indent=2))
     else:
-        print("\n" + ("All results are right." if result["passed"] else "WRONG RESULTS: see the checks above."))
+        tell("\n" + ("All results are right." if result["passed"] else "WRONG RESULTS: see the checks above."))
     return 0 if result["passed"] else 1
 
 
@@ -143,11 +179,17 @@ def chosen_sizes(default: Sizes, options: argparse.Namespace) -> Sizes:
     """The sizes asked for, the default where none was."""
     names = ("batch", "seqlen", "heads", "heads_k", "head_dim")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    for name, value in given.items():
+        if value > MAX_SIZE:
+            raise CannotRun(f"--{name.replace('_', '-')} must be at most {MAX_SIZE}, got {value}")
     sizes = replace(default, **given)
     if sizes.head_dim > 256:
         raise CannotRun(f"--head-dim must be at most 256, got {sizes.head_dim}")
     if sizes.heads % sizes.kv_heads:
         raise CannotRun(f"--heads must be a multiple of --heads-k, got {sizes.heads} and {sizes.kv_heads}")
+    size = sizes.batch * sizes.seqlen * sizes.heads * sizes.head_dim * np.dtype(np.float32).itemsize
+    if size > MAX_BYTES:
+        raise CannotRun(f"--batch, --seqlen and --heads are too large together: {sizes}")
     return sizes
 
 

@@ -13,9 +13,11 @@ the output. It compares two maxima, so it means little for an output of a few nu
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -96,14 +98,14 @@ def lse_tolerance(magnitude: Array) -> NDArray[np.float64]:
 
 
 def sample_rows(q: Any, count: int, *, layout: Layout = "bshd", seed: int = 0) -> NDArray[np.int64]:
-    """Draw rows of a call to check: the corners, and the others at random.
+    """Draw different rows of a call to check: the corners, and the others at random.
 
     Parameters
     ----------
     q : array
         The call's queries.
     count : int
-        How many; all rows, where there are no more.
+        How many, at least 0; all rows, where there are no more.
     layout : {"bshd", "bhsd"}
         Order of the axes of `q`.
     seed : int
@@ -112,16 +114,24 @@ def sample_rows(q: Any, count: int, *, layout: Layout = "bshd", seed: int = 0) -
     Returns
     -------
     (n, 3) ndarray of int64
-        (batch, head, row) of each.
+        (batch, head, row) of each, in ascending order.
+
+    Raises
+    ------
+    ValueError
+        `count` is negative.
     """
+    if count < 0:
+        raise ValueError(f"count must be at least 0, got {count}")
     batch, num_heads, seqlen_q = (q.shape[axis] for axis in ((0, 1, 2) if layout == "bhsd" else (0, 2, 1)))
     total = batch * num_heads * seqlen_q
     if count >= total:
         picked = np.arange(total)
     else:
-        drawn = np.random.default_rng(seed).integers(0, total, max(0, count - 4))
-        corners = [0, min(seqlen_q, total) - 1, total - seqlen_q, total - 1]
-        picked = np.unique(np.concatenate([np.array(corners[:count], np.int64), drawn]))
+        corners = np.unique([0, min(seqlen_q, total) - 1, total - seqlen_q, total - 1][:count]).astype(np.int64)
+        drawn = np.random.default_rng(seed).choice(total, count, replace=False)
+        others = drawn[~np.isin(drawn, corners)]
+        picked = np.sort(np.concatenate([corners, others[: count - corners.size]]))
     return np.stack(np.unravel_index(picked, (batch, num_heads, seqlen_q)), axis=1)
 
 
@@ -162,11 +172,8 @@ def assert_attention_close(
     seqlen_axis, head_axis = (2, 1) if layout == "bhsd" else (1, 2)
     batch, seqlen_q, num_heads = q.shape[0], q.shape[seqlen_axis], q.shape[head_axis]
     shape = (*q.shape[:3], v.shape[3])
-    assert tuple(out.shape) == shape, f"out has shape {tuple(out.shape)}, expected {shape}"
-    if rows is None or isinstance(rows, int):
-        whole = batch * num_heads * seqlen_q
-        rows = sample_rows(q, whole if rows is None else rows, layout=layout)
-    triples = np.asarray(rows, np.int64).reshape(-1, 3)
+    _assert(tuple(out.shape) == shape, f"out has shape {tuple(out.shape)}, expected {shape}")
+    triples = _triples(q, rows, layout)
 
     exact, exact_lse = reference.attention_rows(q, k, v, triples, **options)
     rough, _ = reference.naive_rows(q, k, v, triples, **options)
@@ -176,11 +183,26 @@ def assert_attention_close(
     _assert_close("out", actual, exact, allowed, triples, f"naive error {naive_error:.3g}, {out.dtype}")
     if lse is not None:
         shape = (batch, num_heads, seqlen_q)
-        assert tuple(lse.shape) == shape, f"lse has shape {tuple(lse.shape)}, expected {shape}"
-        assert lse.dtype == np.float32, f"lse is {lse.dtype}, expected float32"
+        _assert(tuple(lse.shape) == shape, f"lse has shape {tuple(lse.shape)}, expected {shape}")
+        _assert(lse.dtype == np.float32, f"lse is {lse.dtype}, expected float32")
         allowed = lse_tolerance(reference.score_magnitude(q, k, v, triples, **options))
         actual = host(lse)[tuple(triples.T)].astype(np.float64)
         _assert_close("lse", actual, exact_lse, allowed, triples, "float32")
+
+
+def _assert(holds: bool, message: str) -> None:
+    """As the statement, which ``python -O`` leaves out."""
+    if not holds:
+        raise AssertionError(message)
+
+
+def _triples(q: Any, rows: ArrayLike | int | None, layout: Layout) -> NDArray[np.int64]:
+    """The rows to check, (n, 3), from what `assert_attention_close` was given."""
+    if rows is None:
+        rows = sample_rows(q, math.prod(q.shape[:3]), layout=layout)
+    elif np.ndim(rows) == 0:
+        rows = sample_rows(q, operator.index(cast("int", rows)), layout=layout)
+    return np.asarray(rows, np.int64).reshape(-1, 3)
 
 
 def _gather(out: Any, triples: NDArray[np.int64], head_axis: int) -> NDArray[np.float64]:
@@ -415,7 +437,8 @@ def assert_poison_intact(array: Any, *, poison: float = np.nan) -> None:
     around = host(buffer.view(bits)).copy()
     inside[...] = contents
     changed = np.flatnonzero(around != pattern.view(bits))
-    assert changed.size == 0, f"{changed.size} elements beside the array were written, the first at {changed[0]}"
+    if changed.size:
+        raise AssertionError(f"{changed.size} elements beside the array were written, the first at {changed[0]}")
 
 
 # --- whole calls --------------------------------------------------------------------------------------------
@@ -502,87 +525,37 @@ def attention_examples(
     max_heads : int
         Bound of batch times query heads.
     max_work : int
-        Bound of `Example.work`, kept by shortening the sequences.
+        Bound of `Example.work`, kept by leaving out keys.
     storages : tuple of str
         The names in `STORAGES` to draw from, for each array on its own.
 
     Returns
     -------
     hypothesis.strategies.SearchStrategy of Example
-        Outputs have no fewer than 64 elements, unless they have none: the tolerance rule needs as many.
+        Outputs have no fewer than 64 elements, unless they have none: the tolerance rule needs as many. Where
+        ``max_seqlen * max_head_dim`` is less than 64, they may have fewer.
     """
     from hypothesis import strategies as st
 
-    edges = [
-        0,
-        1,
-        2,
-        3,
-        7,
-        15,
-        16,
-        17,
-        31,
-        32,
-        33,
-        61,
-        63,
-        64,
-        65,
-        97,
-        127,
-        128,
-        129,
-        191,
-        192,
-        193,
-        255,
-        256,
-        257,
-    ]
-    dims = [
-        1,
-        2,
-        7,
-        8,
-        16,
-        24,
-        32,
-        40,
-        48,
-        63,
-        64,
-        65,
-        72,
-        80,
-        96,
-        104,
-        112,
-        128,
-        136,
-        160,
-        192,
-        224,
-        248,
-        255,
-        256,
-    ]
+    edges = [0, 1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 61, 63, 64, 65, 97, 127, 128, 129, 191, 192, 193, 255, 256, 257]
+    dims = [1, 2, 7, 8, 16, 24, 32, 40, 48, 63, 64, 65, 72, 80, 96, 104, 112, 128, 136, 160, 192, 224, 248, 255, 256]
     seqlens = st.sampled_from([n for n in edges if n <= max_seqlen]) | st.integers(0, max_seqlen)
     head_dims = st.sampled_from([n for n in dims if n <= max_head_dim]) | st.integers(1, max_head_dim)
 
     @st.composite
     def examples(draw: Callable[[SearchStrategy[Any]], Any]) -> Example:
-        batch = draw(st.integers(1, max_batch) | st.sampled_from([1] * 7 + [0]))
+        batch = draw(st.integers(1, min(max_batch, max_heads)) | st.sampled_from([1] * 7 + [0]))
         heads = max_heads // max(1, batch)
         group = draw(st.integers(1, max(1, heads)))
         num_heads_k = draw(st.integers(1, max(1, heads // group)))
         seqlen_q, seqlen_k, head_dim = draw(seqlens), draw(seqlens), draw(head_dims)
         head_dim_v = draw(st.just(head_dim) | head_dims)
-        per_pair = max(1, batch * group * num_heads_k * (head_dim + head_dim_v))
-        seqlen_k = min(seqlen_k, max(1, max_work // (per_pair * max(1, seqlen_q))))
-        rows = batch * group * num_heads_k * seqlen_q
-        if 0 < rows * head_dim_v < 64:
-            head_dim_v = min(256, -(-64 // rows))
+        num_heads = group * num_heads_k
+        if 0 < batch * num_heads * seqlen_q * head_dim_v < 64:
+            head_dim_v = min(max_head_dim, -(-64 // (batch * num_heads * seqlen_q)))
+            seqlen_q = min(max_seqlen, max(seqlen_q, -(-64 // (batch * num_heads * head_dim_v))))
+        per_key = batch * num_heads * seqlen_q * (head_dim + head_dim_v)
+        seqlen_k = min(seqlen_k, max_work // max(1, per_key))
         offsets = st.integers(-seqlen_q - 2, seqlen_k + 2)
         align = st.sampled_from(["bottom-right", "top-left"]) | offsets | st.tuples(*[offsets] * batch)
         scale = st.sampled_from([None, None, None, 0.0, 1.0, -1.0]) | st.floats(-2, 2, width=32)
@@ -592,7 +565,7 @@ def attention_examples(
             batch=batch,
             seqlen_q=seqlen_q,
             seqlen_k=seqlen_k,
-            num_heads=group * num_heads_k,
+            num_heads=num_heads,
             num_heads_k=num_heads_k,
             head_dim=head_dim,
             head_dim_v=head_dim_v,

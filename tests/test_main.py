@@ -144,11 +144,18 @@ def test_without_nvrtc(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     [
         (["--head-dim", "257"], "--head-dim must be at most 256, got 257"),
         (["--heads", "3", "--heads-k", "2"], "--heads must be a multiple of --heads-k, got 3 and 2"),
+        (["--seqlen", str(10**19)], f"--seqlen must be at most 2147483647, got {10**19}"),
+        (["--seqlen", str(4 * 10**18)], f"--seqlen must be at most 2147483647, got {4 * 10**18}"),
+        (["--batch", str(10**32)], f"--batch must be at most 2147483647, got {10**32}"),
+        (["--heads-k", str(10**32)], f"--heads-k must be at most 2147483647, got {10**32}"),
+        (["--batch", "2147483647", "--seqlen", "2147483647"], "--batch, --seqlen and --heads are too large together"),
     ],
 )
 def test_impossible_sizes(capsys: pytest.CaptureFixture[str], options: list[str], said: str) -> None:
     assert command.main(["--simulate", *options]) == 2
-    assert said in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -179,6 +186,33 @@ def test_as_a_process(tmp_path: Path) -> None:
     assert process.returncode == 0, process.stderr
     assert process.stdout.endswith("All results are right.\n")
     assert list(tmp_path.glob("fwd_f16_d32*.bin"))
+
+
+@pytest.mark.parametrize("options", [["--causal"], ["--causal", "--json"], ["--help"]])
+@pytest.mark.parametrize("buffered", [True, False])
+def test_reader_that_leaves(options: list[str], buffered: bool) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    process = as_process(["--simulate", *SMALL, *options], write, buffered)
+    os.close(write)
+    assert process.stderr == ""
+    assert process.returncode == 2 or (options == ["--help"] and not buffered)  # argparse ignores its own
+
+
+@pytest.mark.parametrize("options", [["--causal"], ["--causal", "--json"], ["--version"]])
+def test_full_disk(options: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        process = as_process(["--simulate", *SMALL, *options], full.fileno())
+    assert process.stderr == "cannot write the output: No space left on device\n"
+    assert process.returncode == 2
+
+
+def as_process(options: list[str], stdout: int, buffered: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run the command line with that standard output."""
+    return subprocess.run(
+        [sys.executable, "-m", "cupy_fa2", *options], stdout=stdout, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "" if buffered else "1"},
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
