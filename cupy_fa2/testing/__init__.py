@@ -1,0 +1,31 @@
+"""Tools to test an attention kernel with, this package's or another's.
+
+- the tolerance rule: `tolerance`, `lse_tolerance`, `assert_attention_close`;
+- inputs: `random_qkv`, and arrays that lie in memory in every odd way with NaN all around them: `poisoned`;
+- `attention_examples`, a Hypothesis strategy of whole calls.
+
+Arrays are NumPy's, or CuPy's where `xp` is the module `cupy`.
+"""
+
+from cupy_fa2.reference import host
+
+from .arrays import DTYPES, STORAGES, Storage, assert_poison_intact, poisoned, random_qkv
+from .examples import Example, attention_examples
+from .tolerance import assert_attention_close, lse_tolerance, sample_rows, tolerance, ulp
+
+__all__ = [
+    "DTYPES",
+    "STORAGES",
+    "Example",
+    "Storage",
+    "assert_attention_close",
+    "assert_poison_intact",
+    "attention_examples",
+    "host",
+    "lse_tolerance",
+    "poisoned",
+    "random_qkv",
+    "sample_rows",
+    "tolerance",
+    "ulp",
+]
