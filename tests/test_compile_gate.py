@@ -19,11 +19,12 @@ DIMS = range(16, 257, 16)
 #: (NVRTC version, spec's name, architecture) -> (bytes of spill stores and loads per thread, at most 16; the reason).
 #: Anything not listed has none.
 ALLOWED_SPILLS: dict[tuple[tuple[int, int], str, int], tuple[int, str]] = {
-    ((13, 5), f"fwd_{kind}", 80): (
-        16,
-        "O and S take 176 registers; stored once, before the loop, and read once after it",
+    ((13, 5), f"fwd_{kind}", 90): (8, "O and S take 176 registers; stored before the loop, read once after it")
+    for kind in (
+        "f16_d128_128x48_w4_s2_tensor",
+        "bf16_d128_128x48_w4_s2_tensor",
+        "bf16_d128_128x48_w4_s2_tensor_elements",
     )
-    for kind in ("f16_d128_128x48_w4_s2", "bf16_d128_128x48_w4_s2", "bf16_d128_128x48_w4_s2_elements")
 }
 
 
@@ -61,18 +62,18 @@ def test_a_kernel_builds_without_spills(card, spec):
 #: mma, ldmatrix, MUFU (the exponentials), integer, and all together. A kernel that needs more is slower: measure it
 #: before changing a number here.
 MAIN_LOOP = {
-    ("H200", 64, False): (256, 72, 128, 29, 963),
-    ("H200", 64, True): (256, 72, 128, 29, 963),
-    ("H200", 128, False): (192, 64, 48, 29, 531),
-    ("H200", 128, True): (192, 64, 48, 29, 531),
-    ("H200", 256, False): (320, 176, 40, 29, 729),
-    ("H200", 256, True): (128, 64, 16, 26, 319),
-    ("A100", 64, False): (128, 40, 64, 21, 500),
-    ("A100", 64, True): (128, 40, 64, 20, 499),
-    ("A100", 128, False): (192, 64, 48, 18, 518),
-    ("A100", 128, True): (192, 64, 48, 18, 515),
-    ("A100", 256, False): (256, 144, 32, 52, 631),
-    ("A100", 256, True): (256, 144, 32, 52, 631),
+    ("H200", 64, False): (256, 72, 128, 32, 970),
+    ("H200", 64, True): (256, 72, 128, 32, 970),
+    ("H200", 128, False): (192, 64, 48, 32, 538),
+    ("H200", 128, True): (192, 64, 48, 32, 538),
+    ("H200", 256, False): (320, 176, 40, 31, 733),
+    ("H200", 256, True): (128, 64, 16, 30, 332),
+    ("A100", 64, False): (128, 40, 64, 20, 503),
+    ("A100", 64, True): (128, 40, 64, 20, 503),
+    ("A100", 128, False): (192, 64, 48, 46, 568),
+    ("A100", 128, True): (192, 64, 48, 46, 568),
+    ("A100", 256, False): (256, 144, 32, 53, 634),
+    ("A100", 256, True): (256, 144, 32, 53, 634),
 }
 
 

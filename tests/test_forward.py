@@ -150,11 +150,13 @@ def test_mean_offset(fa, mean, dtype):
 @pytest.mark.parametrize("head_dim_v", [64, 33])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_out_in_float32(fa, dtype, head_dim_v, causal):
-    """The same rule, one ulp being float32's now; and rounding it gives the call's usual output."""
+    """The same rule, one ulp being float32's now; and the usual output is never further than two of its own."""
     e = example(dtype, seqlen_k=fa.size(70, 2000), num_heads=1, head_dim_v=head_dim_v, causal=causal)
     out, _ = fa.check(e, out_dtype=np.float32)
     usual, _ = fa.call(*e.arrays(fa.xp), causal=causal)
-    fa.same_bits(host(out).astype(DTYPES[dtype]), usual)
+    usual = host(usual).astype(float)
+    ulp = np.maximum(np.abs(usual), 2.0**-6) * (2.0**-10 if dtype == "float16" else 2.0**-7)
+    assert (np.abs(host(out) - usual) <= 2 * ulp).all()
 
 
 @pytest.mark.parametrize("out_dtype", ["float32", np.float32, np.dtype("float32"), np.float16, "float16"])

@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cupy_fa2.device import Device
-from cupy_fa2.heuristics.feasible import accumulator_registers, infeasible
+from cupy_fa2.heuristics.feasible import infeasible
 from cupy_fa2.heuristics.tuned import table
 from cupy_fa2.spec import FwdTile
 
 __all__ = ["Choice", "forward_candidates", "pick_forward"]
-
-
-#: Registers that O and S may take together where others need some too: above, spills begin.
-_CROWDED_ACCUMULATORS = 160
 
 
 @dataclass(frozen=True)
@@ -89,11 +85,17 @@ def pick_forward(
     for choice in ([tuned] if tuned else []) + forward_candidates(head_dim, head_dim_v):
         problem = infeasible(choice.tile, device)
         if problem is None:
-            while crowded and accumulator_registers(choice.tile) > _CROWDED_ACCUMULATORS:
-                choice = replace(choice, tile=replace(choice.tile, block_n=choice.tile.block_n - 16))
-            return choice
+            return replace(choice, tile=_roomier(choice.tile, choice.kv)) if crowded else choice
         refused.append(f"{choice.tile.block_m}x{choice.tile.block_n}, {choice.tile.stages} stage(s) {problem}")
     raise ValueError(f"no tile for head_dim {head_dim}, {head_dim_v} fits on {device.name}: {'; '.join(refused)}")
+
+
+def _roomier(tile: FwdTile, kv: str) -> FwdTile:
+    """`tile` with fewer keys where 32 rows per warp leave no registers for anything else; spills are what decides."""
+    if tile.block_m // tile.num_warps < 32:
+        return tile
+    block_n = min(tile.block_n, 80 if tile.head_dim_v <= 64 else 32)
+    return replace(tile, block_n=block_n, stages=1 if kv == "dense" else tile.stages)
 
 
 def _from_table(
@@ -116,6 +118,6 @@ def _from_table(
     spec = entry["spec"]
     kv = spec.get("kv", "dense")
     if kv == "tensor" and not tensor_maps:
-        # cp.async has two buffers at most, and its addresses need the registers that Q may have had.
-        kv, tile = "dense", replace(tile, stages=2, q_in_registers=False)
+        # Addresses need the registers that Q may have had, and those of a second buffer where O takes 128.
+        kv, tile = "dense", replace(tile, stages=1 if head_dim_v == 128 else 2, q_in_registers=False)
     return Choice(tile, kv, spec.get("min_blocks", 1), f"Of the table for sm_{device.arch} ({source})")
