@@ -21,7 +21,7 @@ _COMMON: dict[str, Any] = {
     "print_blob": True,
 }
 settings.register_profile("suite", derandomize=True, max_examples=40, **_COMMON)
-settings.register_profile("gpu", derandomize=True, max_examples=400, **_COMMON)
+settings.register_profile("gpu", derandomize=True, max_examples=250, **_COMMON)
 settings.register_profile("explore", max_examples=300, **_COMMON)
 
 
