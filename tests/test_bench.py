@@ -208,7 +208,8 @@ def test_tuner_tries_what_fits(head_dim):
 
 
 def test_tuner_finds_the_fastest_in_ever_longer_rounds():
-    specs = [KernelSpec(tile, "bf16", "bf16") for tile in tune.candidates(64, 64, H200, tune.SHAPES)]
+    tiles = [tile for tile in tune.candidates(64, 64, H200, tune.SHAPES) if tile.stages < 3]
+    specs = [KernelSpec(tile, "bf16", "bf16") for tile in tiles]
     speed = {spec: 1 + number for number, spec in enumerate(reversed(specs))}
     rounds = []
 
