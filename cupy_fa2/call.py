@@ -12,14 +12,13 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from cupy_fa2 import ptxsim
 from cupy_fa2.device import cuda_device
 from cupy_fa2.params import FWD_PARAMS, FWD_TENSOR_PARAMS_BYTES, MAX_SEQLEN, TENSOR_MAPS_AT
 from cupy_fa2.plan import Plan, encode_forward, plan_forward
-from cupy_fa2.problem import Problem, padded_head_dim
+from cupy_fa2.problem import OUT_DTYPES, Problem, padded_head_dim
 from cupy_fa2.runtime import CupyKernel, current_simulator, load_cuda, refuse_capture
 from cupy_fa2.tensormap import TensorBox, arguments, encode_cuda, key_value_boxes
 
@@ -27,11 +26,7 @@ __all__ = ["flash_attention"]
 
 SIMULATOR_LIMIT = 1e9  # multiply-adds that just run: half a minute at most
 
-_OUT_NUMPY: dict[str, np.dtype[Any]] = {
-    "f16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "float": np.dtype(np.float32),
-}
+_OUT_NUMPY = {name: dtype for dtype, name in OUT_DTYPES.items()}
 assert FWD_PARAMS.dtype.fields is not None
 _POINTERS = struct.Struct("<5Q")  # q, k, v, out, lse, adjacent in FwdParams
 _POINTERS_AT = FWD_PARAMS.dtype.fields["q"][1]
@@ -170,7 +165,7 @@ def _launch(
         *(q.shape, q.strides, q.dtype, k.shape, k.strides, k.dtype, v.shape, v.strides, v.dtype),
         *(q_ptr & 15, k_ptr & 15, v_ptr & 15, out_ptr & 15),
         *(causal, type(causal), layout, out_dtype, softmax_scale, type(softmax_scale)),
-        *((align, type(align)) if diagonals == 0 else (None, None)),
+        *((align, type(align)) if diagonals == 0 else (None, align.shape)),
         None if out is None else (out.shape, out.strides, out.dtype),
     )
     try:

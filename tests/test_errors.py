@@ -134,6 +134,14 @@ def test_out_that_overlaps_align(xp):
         cupy_fa2.flash_attention(q, k, v, causal=True, align=align, out=out)
 
 
+def test_align_of_the_wrong_length_after_one_of_the_right(xp):
+    q, k, v = (xp.zeros((2, 8, 1, 64), np.float16) for _ in range(3))
+    cupy_fa2.flash_attention(q, k, v, causal=True, align=xp.zeros(2, np.int32))
+    for length in (1, 3):
+        with pytest.raises(ValueError, match="align"):
+            cupy_fa2.flash_attention(q, k, v, causal=True, align=xp.zeros(length, np.int32))
+
+
 def test_out_at_an_odd_address():
     q, k, v = (np.zeros((1, 8, 2, 32), np.float16) for _ in range(3))
     buffer = np.zeros(q.nbytes + 1, np.uint8)
