@@ -24,6 +24,8 @@ MAX_HEAD_DIM = 256
 IN_DTYPES: dict[np.dtype[Any], str] = {np.dtype(np.float16): "f16", np.dtype(ml_dtypes.bfloat16): "bf16"}
 OUT_DTYPES: dict[np.dtype[Any], str] = {**IN_DTYPES, np.dtype(np.float32): "float"}
 
+_OUT_ITEMSIZE = {name: dtype.itemsize for dtype, name in OUT_DTYPES.items()}
+
 #: Axes of each layout in the order (batch, seqlen, heads, head_dim).
 LAYOUTS = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3)}
 
@@ -174,7 +176,7 @@ class Problem:
             copy = _needs_copy(x.shape, x.strides, address)
             copied.append(copy)
             strides.append(_padded_strides(x.shape, order) if copy else _element_strides(x, order)[:3])
-        item = OUT_DTYPES_ITEMSIZE[out_kind]
+        item = _OUT_ITEMSIZE[out_kind]
         strides_out = tuple(0 if out_shape[axis] == 1 else out_strides[axis] for axis in order)
         vectors = (
             head_dim_v % 8 == 0
@@ -203,9 +205,6 @@ class Problem:
             copied=(copied[0], copied[1], copied[2]),
             out_vectors=vectors,
         )
-
-
-OUT_DTYPES_ITEMSIZE = {"f16": 2, "bf16": 2, "float": 4}
 
 
 def padded_head_dim(head_dim: int) -> int:
@@ -301,7 +300,7 @@ def _check_out(out: Any, shape: tuple[int, ...], kind: str, address: int) -> tup
     """Strides of `out` in elements, if it can be written to."""
     if tuple(out.shape) != shape:
         raise ValueError(f"out must have shape {shape}, got {tuple(out.shape)}")
-    item = OUT_DTYPES_ITEMSIZE[kind]
+    item = _OUT_ITEMSIZE[kind]
     if address % item:
         raise ValueError(f"out must begin at a multiple of its item size {item}, got address {address:#x}")
     if any(stride % item for stride, size in zip(out.strides, shape, strict=True) if size > 1):

@@ -28,11 +28,6 @@ inline constexpr bool kSame = false;
 template <class A>
 inline constexpr bool kSame<A, A> = true;
 
-template <bool kFlag>
-struct Constant {
-  static constexpr bool kValue = kFlag;
-};
-
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 constexpr int min(int a, int b) { return a < b ? a : b; }
 constexpr int max(int a, int b) { return a < b ? b : a; }
