@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cupy_fa2 import call
+from cupy_fa2.options import Options
 
 __all__ = ["flash_attention"]
 
@@ -88,4 +89,4 @@ def flash_attention(
     >>> cupy_fa2.flash_attention(q, k, v, causal=True).shape
     (1, 64, 2, 32)
     """
-    return call.flash_attention(q, k, v, causal, align, softmax_scale, layout, out, out_dtype, return_lse)
+    return call.flash_attention(q, k, v, Options(causal, align, softmax_scale, layout, out, out_dtype, return_lse))

@@ -7,13 +7,13 @@ enough, and CuPy and NumPy spell them alike.
 from __future__ import annotations
 
 import math
-import numbers
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from cupy_fa2.options import LAYOUTS, Options, check_align, check_bool, check_layout, check_scale
 from cupy_fa2.params import MAX_SEQLEN
 
 __all__ = ["MAX_HEAD_DIM", "OUT_DTYPES", "Problem"]
@@ -25,9 +25,6 @@ IN_DTYPES: dict[np.dtype[Any], str] = {np.dtype(np.float16): "f16", np.dtype(ml_
 OUT_DTYPES: dict[np.dtype[Any], str] = {**IN_DTYPES, np.dtype(np.float32): "float"}
 
 _OUT_ITEMSIZE = {name: dtype.itemsize for dtype, name in OUT_DTYPES.items()}
-
-#: Axes of each layout in the order (batch, seqlen, heads, head_dim).
-LAYOUTS = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3)}
 
 _VECTOR = 16  # bytes of a cp.async and of a vector store
 
@@ -111,61 +108,42 @@ class Problem:
         q: Any,
         k: Any,
         v: Any,
+        options: Options = Options(),  # noqa: B008  # immutable
         *,
-        causal: Any = False,
-        align: Any = "bottom-right",
-        softmax_scale: Any = None,
-        layout: Any = "bshd",
-        out: Any = None,
-        out_dtype: Any = None,
         addresses: tuple[int, int, int, int],
+        **given: Any,
     ) -> Problem:
         """Check every argument and normalise it.
 
         Parameters
         ----------
-        q, k, v, out : array
-            Anything with ``shape``, ``strides`` and ``dtype``; out may be None.
+        q, k, v : array
+            Anything with ``shape``, ``strides`` and ``dtype``; so is out, among the options.
+        options : Options
+            What the call was given beside them.
         addresses : tuple of int
             Where q, k, v and out start in memory (0 for no out).
+        **given
+            Fields of `options` that are others.
 
         Raises
         ------
         TypeError, ValueError
             Naming the argument, what it was and what it may be.
         """
-        layout = check_layout(layout)
-        if not isinstance(causal, bool | np.bool_):
-            raise TypeError(f"causal must be a bool, got {type(causal).__name__}")
+        options = options._replace(**given) if given else options
+        layout, out = check_layout(options.layout), options.out
+        causal = check_bool("causal", options.causal)
         order = LAYOUTS[layout]
         for name, x in (("q", q), ("k", k), ("v", v)):
             _check_input(name, x, layout)
         if not q.dtype == k.dtype == v.dtype:
             raise TypeError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
 
-        batch, seqlen_q, num_heads, head_dim = (int(q.shape[axis]) for axis in order)
-        batch_k, seqlen_k, num_heads_k, head_dim_k = (int(k.shape[axis]) for axis in order)
-        batch_v, seqlen_v, num_heads_v, head_dim_v = (int(v.shape[axis]) for axis in order)
-        if (batch_k, batch_v) != (batch, batch):
-            raise ValueError(f"q, k and v must have one batch size, got {batch}, {batch_k} and {batch_v}")
-        if seqlen_v != seqlen_k:
-            raise ValueError(f"k and v must have one sequence length, got {seqlen_k} and {seqlen_v}")
-        if num_heads_v != num_heads_k:
-            raise ValueError(f"k and v must have one number of heads, got {num_heads_k} and {num_heads_v}")
-        if head_dim_k != head_dim:
-            raise ValueError(f"q and k must have one head_dim, got {head_dim} and {head_dim_k}")
-        for name, size in (("q and k", head_dim), ("v", head_dim_v)):
-            if not 1 <= size <= MAX_HEAD_DIM:
-                raise ValueError(f"head_dim of {name} must be 1 to {MAX_HEAD_DIM}, got {size}")
-        if (num_heads_k == 0 and num_heads != 0) or (num_heads_k != 0 and num_heads % num_heads_k):
-            raise ValueError(f"heads of q must be a multiple of those of k and v, got {num_heads} and {num_heads_k}")
-        for name, length in (("q", seqlen_q), ("k and v", seqlen_k)):
-            if length > MAX_SEQLEN:
-                raise ValueError(f"sequence length of {name} must be at most {MAX_SEQLEN}, got {length}")
-
-        scale = check_scale(softmax_scale, head_dim)
-        diagonal = check_align(align, batch, seqlen_q, seqlen_k)
-        out_kind = _check_out_dtype(out_dtype, q.dtype, out)
+        batch, seqlen_q, seqlen_k, num_heads, num_heads_k, head_dim, head_dim_v = _check_sizes(q, k, v, order)
+        scale = check_scale(options.softmax_scale, head_dim)
+        diagonal = check_align(options.align, batch, seqlen_q, seqlen_k)
+        out_kind = _check_out_dtype(options.out_dtype, q.dtype, out)
         out_shape = tuple((batch, seqlen_q, num_heads, head_dim_v)[axis] for axis in order)
         out_strides = _packed_strides(out_shape)
         if out is not None:
@@ -195,7 +173,7 @@ class Problem:
             head_dim=head_dim,
             head_dim_v=head_dim_v,
             layout=layout,
-            causal=bool(causal),
+            causal=causal,
             diagonal=diagonal,
             softmax_scale=scale,
             strides_q=strides[0],
@@ -210,57 +188,6 @@ class Problem:
 def padded_head_dim(head_dim: int) -> int:
     """The head dimension of a copy: up to the next multiple of 8, so that rows are whole 16-byte chunks."""
     return -(-head_dim // 8) * 8
-
-
-def check_layout(layout: Any) -> str:
-    """`layout`, if it is one."""
-    if not isinstance(layout, str) or layout not in LAYOUTS:
-        raise ValueError(f"layout must be 'bshd' or 'bhsd', got {layout!r}")
-    return layout
-
-
-def check_scale(softmax_scale: Any, head_dim: int) -> float:
-    """The scale as a float: any finite number; None stands for ``1 / sqrt(head_dim)``."""
-    if softmax_scale is None:
-        return 1.0 / math.sqrt(head_dim)
-    if isinstance(softmax_scale, np.ndarray) and softmax_scale.ndim == 0:
-        softmax_scale = softmax_scale[()]
-    if isinstance(softmax_scale, bool | np.bool_) or not isinstance(softmax_scale, numbers.Real):
-        hint = "; a device array would have to be waited for: pass float(softmax_scale)"
-        raise TypeError(
-            f"softmax_scale must be a real number or None, got {type(softmax_scale).__name__}"
-            + (hint if hasattr(softmax_scale, "__cuda_array_interface__") else "")
-        )
-    try:
-        scale = float(softmax_scale)
-    except OverflowError:
-        scale = math.inf
-    # The kernel holds the scale times log2(e) in float32.
-    if not math.isfinite(scale) or abs(scale) > float(np.finfo(np.float32).max) / 2:
-        raise ValueError(f"softmax_scale must be finite in float32, got {str(softmax_scale)[:40]}")
-    return scale
-
-
-def check_align(align: Any, batch: int, seqlen_q: int, seqlen_k: int) -> int | None:
-    """The diagonal's offset, or None where an array gives one per batch element."""
-    if isinstance(align, str):
-        if align == "bottom-right":
-            return seqlen_k - seqlen_q
-        if align == "top-left":
-            return 0
-        raise ValueError(f"align must be 'bottom-right', 'top-left', an int or an int array, got {align!r}")
-    if isinstance(align, numbers.Integral) and not isinstance(align, bool):
-        # Beyond the lengths nothing changes; the kernel's field is 32-bit.
-        return max(-MAX_SEQLEN, min(int(align), MAX_SEQLEN))
-    if not hasattr(align, "dtype") or not hasattr(align, "shape"):
-        raise TypeError(f"align must be 'bottom-right', 'top-left', an int or an int array, got {type(align).__name__}")
-    if np.dtype(align.dtype).kind not in "iu":
-        raise TypeError(f"align, as an array, must hold integers, got {align.dtype}")
-    if tuple(align.shape) == ():
-        raise TypeError("align must not be a 0-d array: pass int(align), or an array of shape (batch,)")
-    if tuple(align.shape) != (batch,):
-        raise ValueError(f"align, as an array, must have shape (batch,) = ({batch},), got {tuple(align.shape)}")
-    return None
 
 
 def _dtype_hint(dtype: np.dtype[Any]) -> str:
@@ -280,6 +207,30 @@ def _check_input(name: str, x: Any, layout: str) -> None:
     if len(x.shape) != 4:
         axes = "(batch, seqlen, heads, head_dim)" if layout == "bshd" else "(batch, heads, seqlen, head_dim)"
         raise ValueError(f"{name} must have 4 axes, {axes}, got shape {tuple(x.shape)}")
+
+
+def _check_sizes(q: Any, k: Any, v: Any, order: tuple[int, ...]) -> tuple[int, int, int, int, int, int, int]:
+    """Batch, lengths, heads and head dimensions, if q, k and v agree on them."""
+    batch, seqlen_q, num_heads, head_dim = (int(q.shape[axis]) for axis in order)
+    batch_k, seqlen_k, num_heads_k, head_dim_k = (int(k.shape[axis]) for axis in order)
+    batch_v, seqlen_v, num_heads_v, head_dim_v = (int(v.shape[axis]) for axis in order)
+    if (batch_k, batch_v) != (batch, batch):
+        raise ValueError(f"q, k and v must have one batch size, got {batch}, {batch_k} and {batch_v}")
+    if seqlen_v != seqlen_k:
+        raise ValueError(f"k and v must have one sequence length, got {seqlen_k} and {seqlen_v}")
+    if num_heads_v != num_heads_k:
+        raise ValueError(f"k and v must have one number of heads, got {num_heads_k} and {num_heads_v}")
+    if head_dim_k != head_dim:
+        raise ValueError(f"q and k must have one head_dim, got {head_dim} and {head_dim_k}")
+    for name, size in (("q and k", head_dim), ("v", head_dim_v)):
+        if not 1 <= size <= MAX_HEAD_DIM:
+            raise ValueError(f"head_dim of {name} must be 1 to {MAX_HEAD_DIM}, got {size}")
+    if (num_heads_k == 0 and num_heads != 0) or (num_heads_k != 0 and num_heads % num_heads_k):
+        raise ValueError(f"heads of q must be a multiple of those of k and v, got {num_heads} and {num_heads_k}")
+    for name, length in (("q", seqlen_q), ("k and v", seqlen_k)):
+        if length > MAX_SEQLEN:
+            raise ValueError(f"sequence length of {name} must be at most {MAX_SEQLEN}, got {length}")
+    return batch, seqlen_q, seqlen_k, num_heads, num_heads_k, head_dim, head_dim_v
 
 
 def _check_out_dtype(out_dtype: Any, dtype: Any, out: Any) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cupy_fa2 import call
+from cupy_fa2.options import Options
 
 
 class Array:
@@ -41,7 +42,7 @@ def preparations(monkeypatch):
 
 def launch(align="bottom-right", seqlen_k=8, causal=True, scale=None, address=4096):
     q, k = Array(2, 8, 1, 64, address=address), Array(2, seqlen_k, 1, 64)
-    call._launch(CUPY, q, k, k, causal, align, scale, "bshd", None, None, False)
+    call._launch(CUPY, q, k, k, Options(causal=causal, align=align, softmax_scale=scale))
 
 
 def test_the_same_signature_is_prepared_once(preparations):
