@@ -21,6 +21,7 @@ from cases import Case
 
 from cupy_fa2.compile import Binary, build
 from cupy_fa2.device import Device
+from cupy_fa2.params import FwdBindings
 from cupy_fa2.plan import Plan, plan_forward
 from cupy_fa2.problem import Problem
 from cupy_fa2.runtime import CupyKernel
@@ -117,8 +118,8 @@ def bare_call(
 
     `spec` replaces the plan's own.
     """
-    pointers = (q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr, 0)
-    problem = Problem.from_arrays(q, k, v, causal=causal, out=out, addresses=pointers[:4])
+    pointers = (q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr)
+    problem = Problem.from_arrays(q, k, v, causal=causal, out=out, addresses=pointers)
     plan = plan_forward(problem, device)
     if spec is not None:
         tile = spec.tile
@@ -132,7 +133,7 @@ def bare_call(
             shared_bytes=spec.shared_bytes,
         )
     kernel = CupyKernel(plan.spec, device, plan.shared_bytes)
-    args = arguments(problem, plan, pointers, 0, encode_cuda)
+    args = arguments(problem, plan, FwdBindings(*pointers), encode_cuda)
     return plan, kernel, lambda: kernel(plan, args)
 
 

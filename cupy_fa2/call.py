@@ -28,7 +28,7 @@ from cupy_fa2.arrays import (
 )
 from cupy_fa2.device import cuda_device
 from cupy_fa2.options import Options, check_bool
-from cupy_fa2.params import FWD_PARAMS, FWD_TENSOR_PARAMS_BYTES, TENSOR_MAPS_AT
+from cupy_fa2.params import FWD_PARAMS, FWD_TENSOR_PARAMS_BYTES, TENSOR_MAPS_AT, FwdBindings
 from cupy_fa2.plan import Plan, encode_forward, plan_forward
 from cupy_fa2.problem import OUT_DTYPES, Problem
 from cupy_fa2.runtime import CupyKernel, current_simulator, load_cuda, refuse_capture
@@ -39,11 +39,10 @@ __all__ = ["flash_attention"]
 SIMULATOR_LIMIT = 1e9  # multiply-adds that just run: half a minute at most
 
 _OUT_NUMPY = {name: dtype for dtype, name in OUT_DTYPES.items()}
-assert FWD_PARAMS.dtype.fields is not None
 _POINTERS = struct.Struct("<5Q")  # q, k, v, out, lse, adjacent in FwdParams
-_POINTERS_AT = FWD_PARAMS.dtype.fields["q"][1]
+_POINTERS_AT = FWD_PARAMS.offset("q")
 _DIAGONALS = struct.Struct("<Q")
-_DIAGONALS_AT = FWD_PARAMS.dtype.fields["diagonal_offsets"][1]
+_DIAGONALS_AT = FWD_PARAMS.offset("diagonal_offsets")
 
 _MAX_PREPARED = 4096
 _MAX_MAPS = 64  # of each
@@ -172,7 +171,7 @@ def _prepare(key: tuple[Any, ...], q: Any, k: Any, v: Any, options: Options) -> 
     )
     plan = plan_forward(problem, cuda_device(device_id))
     kernel = load_cuda(plan, device_id)
-    args = encode_forward(problem, plan, (0, 0, 0, 0, 0), 0)
+    args = encode_forward(problem, plan, FwdBindings())
     boxes = None
     if plan.spec.kv == "tensor":
         args = args.ljust(FWD_TENSOR_PARAMS_BYTES, b"\0")
@@ -223,8 +222,8 @@ def _simulate(q: Any, k: Any, v: Any, options: Options) -> Any:
         diagonals = 0
         if problem.diagonal is None:
             diagonals = memory.bind(as_int32(np, align, address_of(align)), "align")
-        q_at, k_at, v_at, out_at, lse_at = pointers
-        args = arguments(problem, plan, (q_at, k_at, v_at, out_at, lse_at), diagonals, _simulated_map)
+        bindings = FwdBindings(*pointers)._replace(diagonal_offsets=diagonals)
+        args = arguments(problem, plan, bindings, _simulated_map)
         simulator.run(plan, args, memory)
     return out if lse is None else (out, lse)
 

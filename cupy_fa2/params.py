@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["ABI_VERSION", "FWD_PARAMS", "MAX_SEQLEN", "ParamStruct"]
+__all__ = ["ABI_VERSION", "DROPOUT_ONE", "FWD_PARAMS", "MAX_SEQLEN", "FwdBindings", "ParamStruct"]
 
 #: Grows with every change of a struct's layout or meaning; the first field of every struct.
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 #: Longest sequence. Row, key and diagonal arithmetic is 32-bit, and row + offset must not overflow.
 MAX_SEQLEN = 1_000_000_000
+
+#: What a dropout threshold is out of: probabilities are kept or dropped by 16 bits each.
+DROPOUT_ONE = 65536
 
 _C_TYPES = {"u8": "unsigned long long", "i8": "long long", "u4": "unsigned int", "i4": "int", "f4": "float"}
 _PACK_CODES = {"u8": "Q", "i8": "q", "u4": "I", "i4": "i", "f4": "f"}
@@ -44,6 +48,12 @@ class ParamStruct:
             raise ValueError(f"{self.name} has padding: {dtype.itemsize} bytes for {packed} of fields")
         return dtype
 
+    def offset(self, name: str) -> int:
+        """Where a field begins, in bytes."""
+        fields = self.dtype.fields
+        assert fields is not None
+        return int(fields[name][1])
+
     @property
     def packer(self) -> struct.Struct:
         """Packs the fields, in order, to the struct's bytes."""
@@ -66,8 +76,7 @@ class ParamStruct:
             "}",
         ]
         for name, kind, _ in self.fields:
-            assert dtype.fields is not None
-            offset = dtype.fields[name][1]
+            offset = self.offset(name)
             one = "__builtin_bit_cast(float, 1)" if kind == "f4" else "1"
             lines.append(f"static_assert(probe_{self.name}({offset}).{name} == {one});")
         return "\n".join(lines)
@@ -101,9 +110,27 @@ FWD_PARAMS = ParamStruct(
         ("lse_stride_head", "i8", ""),
         ("lse_stride_seq", "i8", ""),
         # Per batch element, or null.
-        ("seqlens_q", "u8", "(batch,) int32, or null; reserved for padded batches"),
-        ("seqlens_k", "u8", "(batch,) int32, or null; reserved for padded batches"),
+        ("seqlens_q", "u8", "(batch,) int32, clamped to [0, seqlen_q], or null: all are seqlen_q"),
+        ("seqlens_k", "u8", "(batch,) int32, clamped to [0, seqlen_k], or null: all are seqlen_k"),
         ("diagonal_offsets", "u8", "(batch,) int32: query i's diagonal is key i + offset; null: diagonal_offset"),
+        # Score modifiers, masks, sinks and dropout; each is read only by the kernels that have it.
+        ("alibi_slopes", "u8", "(batch, num_heads) float32"),
+        ("alibi_stride_batch", "i8", ""),
+        ("alibi_stride_head", "i8", ""),
+        ("bias", "u8", "(batch, num_heads, seqlen_q, seqlen_k) of the kernel's bias dtype"),
+        ("bias_stride_batch", "i8", ""),
+        ("bias_stride_head", "i8", ""),
+        ("bias_stride_seq", "i8", "from query to query"),
+        ("bias_stride_key", "i8", "1 where the kernel reads pairs"),
+        ("mask", "u8", "(batch, num_heads, seqlen_q, seqlen_k) bytes: 0 hides, 1 does not"),
+        ("mask_stride_batch", "i8", ""),
+        ("mask_stride_head", "i8", ""),
+        ("mask_stride_seq", "i8", "from query to query"),
+        ("mask_stride_key", "i8", "1 where the kernel reads pairs"),
+        ("sinks", "u8", "(num_heads,) float32: logits, natural, not scaled"),
+        ("sinks_stride", "i8", ""),
+        ("dropout_seed_array", "u8", "one uint64, or null: dropout_seed"),
+        ("dropout_seed", "u8", ""),
         # Sizes.
         ("num_heads", "u4", ""),
         ("heads_per_kv", "u4", "query heads that share a key head"),
@@ -114,12 +141,35 @@ FWD_PARAMS = ParamStruct(
         ("head_dim_v", "i4", "of v and out; likewise for v, but not for out"),
         # The visible band around the diagonal, in keys; read by masks that have the bound.
         ("diagonal_offset", "i4", ""),
-        ("window_left", "i4", "reserved for windows"),
-        ("window_right", "i4", "0 for causal"),
-        ("softmax_scale", "f4", "reserved for score modifiers, which want the score itself"),
+        ("diagonal_from_end", "i4", "1: the offset is seqlens_k - seqlens_q of the batch element; padded kernels only"),
+        ("window_left", "i4", "keys before the diagonal; MAX_SEQLEN: no bound"),
+        ("window_right", "i4", "keys beyond the diagonal, 0 for causal; MAX_SEQLEN: no bound"),
+        ("softmax_scale", "f4", "with its sign; for score modifiers, which want the score itself"),
+        ("softcap", "f4", "s becomes softcap * tanh(s / softcap)"),
+        ("dropout_threshold", "u4", "1 to 65536: a probability is kept if its 16 bits are below"),
+        ("dropout_rescale", "f4", "65536 / dropout_threshold"),
         ("scale_log2", "f4", "|softmax_scale| * log2(e), at least the smallest normal number"),
     ),
 )
+
+
+class FwdBindings(NamedTuple):
+    """Fields of ``FwdParams`` that change from launch to launch of a plan: addresses, 0 for none, and the seed."""
+
+    q: int = 0
+    k: int = 0
+    v: int = 0
+    out: int = 0
+    lse: int = 0
+    seqlens_q: int = 0
+    seqlens_k: int = 0
+    diagonal_offsets: int = 0
+    alibi_slopes: int = 0
+    bias: int = 0
+    mask: int = 0
+    sinks: int = 0
+    dropout_seed_array: int = 0
+    dropout_seed: int = 0
 
 
 #: Bytes of a tensor map (``CUtensorMap`` of the driver), and the alignment it wants.

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from cupy_fa2.device import Device
 from cupy_fa2.heuristics.feasible import accumulator_registers, blocks_by_shared_memory
 from cupy_fa2.heuristics.pick import pick_forward
-from cupy_fa2.params import ABI_VERSION, FWD_PARAMS
+from cupy_fa2.params import ABI_VERSION, DROPOUT_ONE, FWD_PARAMS, MAX_SEQLEN, FwdBindings
 from cupy_fa2.problem import Problem
-from cupy_fa2.spec import KernelSpec
+from cupy_fa2.spec import Features, KernelSpec
 
 __all__ = ["MAX_GRID", "Plan", "encode_forward", "forward_spec", "plan_forward"]
 
@@ -56,6 +57,7 @@ class Plan:
         tile = self.spec.tile
         return (
             f"{self.spec.name} on {self.device.name}: {tile.block_m} query rows x {tile.block_n} keys, "
+            f"K and V by {'tensor maps' if self.spec.kv == 'tensor' else 'cp.async'}, "
             f"{tile.num_warps} warps, {tile.stages} stage(s), {self.shared_bytes} bytes of shared memory "
             f"(room for {blocks_by_shared_memory(tile, self.device)} blocks per SM), at least "
             f"{accumulator_registers(tile)} registers per thread; {self.grid[0]} blocks. {self.reason}."
@@ -69,31 +71,33 @@ def forward_spec(
     dtype: str = "bf16",
     out_dtype: str | None = None,
     *,
-    causal: bool = False,
-    negate: bool = False,
     out_vectors: bool = True,
     tensor_maps: bool = True,
     seqlen_q: int = 4096,
+    **features: Any,
 ) -> tuple[KernelSpec, str]:
-    """The kernel that a call gets, and why; arguments as `KernelSpec` and `pick_forward` have them."""
+    """The kernel that a call gets, and why; arguments as `KernelSpec`, `pick_forward` and `Features` have them."""
+    asked = Features(**features)
     choice = pick_forward(
         head_dim,
         head_dim_v,
         device,
-        causal=causal,
+        causal=asked.causal,
         seqlen_q=seqlen_q,
-        tensor_maps=tensor_maps,
-        crowded=negate or out_dtype == "float",
+        tensor_maps=tensor_maps and not asked.padded,
+        crowded=asked.crowded or out_dtype == "float",
+        dropout=asked.dropout,
     )
+    # One mask has both bounds of a window, so that one kernel serves all windows.
+    asked = replace(asked, causal=asked.causal and not asked.window)
     spec = KernelSpec(
         choice.tile,
         dtype,
         out_dtype or dtype,
-        causal=causal,
-        negate=negate,
         out_vectors=out_vectors,
         kv=choice.kv,
         min_blocks=choice.min_blocks,
+        **vars(asked),
     )
     return spec, choice.reason
 
@@ -101,7 +105,8 @@ def forward_spec(
 def plan_forward(problem: Problem, device: Device) -> Plan:
     """Choose the kernel and the grid for `problem` on `device`.
 
-    Pure, and cached by structure: lengths of the keys, strides, the scale's size and the diagonal do not matter.
+    Pure, and cached by structure: lengths of the keys, strides, the scale's size, the diagonal, the widths of a window
+    and the like do not matter.
 
     Raises
     ------
@@ -113,8 +118,7 @@ def plan_forward(problem: Problem, device: Device) -> Plan:
         problem.out_dtype,
         -(-problem.head_dim // 16) * 16,
         -(-problem.head_dim_v // 16) * 16,
-        problem.causal,
-        problem.softmax_scale < 0,
+        problem.features,
         problem.out_vectors,
         problem.tensor_maps,
         problem.batch * problem.num_heads,
@@ -129,8 +133,7 @@ def _plan_forward(
     out_dtype: str,
     head_dim: int,
     head_dim_v: int,
-    causal: bool,
-    negate: bool,
+    features: Features,
     out_vectors: bool,
     tensor_maps: bool,
     heads: int,
@@ -143,11 +146,10 @@ def _plan_forward(
         device,
         dtype,
         out_dtype,
-        causal=causal,
-        negate=negate,
         out_vectors=out_vectors,
         tensor_maps=tensor_maps,
         seqlen_q=seqlen_q,
+        **vars(features),
     )
     tile = spec.tile
     num_m_blocks = -(-seqlen_q // tile.block_m)
@@ -159,25 +161,15 @@ def _plan_forward(
     return Plan(spec, device, num_m_blocks, (blocks, 1, 1), (tile.threads, 1, 1), spec.shared_bytes, reason)
 
 
-def encode_forward(problem: Problem, plan: Plan, pointers: tuple[int, int, int, int, int], diagonals: int) -> bytes:
-    """The argument struct ``FwdParams`` of one launch.
-
-    Parameters
-    ----------
-    problem, plan
-        The call, and its plan.
-    pointers : tuple of int
-        Addresses of q, k, v, out and lse (0 for no lse).
-    diagonals : int
-        Address of the (batch,) int32 diagonal offsets, or 0.
-    """
+def encode_forward(problem: Problem, plan: Plan, bindings: FwdBindings) -> bytes:
+    """The argument struct ``FwdParams`` of one launch."""
     # Zero keeps the scores' order of magnitude out of the exponent just as the smallest normal number does, and times
     # -inf it would be NaN. The sign is the kernel's (`negate`).
     scale_log2 = max(abs(problem.softmax_scale) * _LOG2_E, _SMALLEST_NORMAL)
     return _PACKER.pack(
         ABI_VERSION,
         problem.batch,
-        *pointers,
+        *(bindings.q, bindings.k, bindings.v, bindings.out, bindings.lse),
         *problem.strides_q,
         *problem.strides_k,
         *problem.strides_v,
@@ -185,9 +177,12 @@ def encode_forward(problem: Problem, plan: Plan, pointers: tuple[int, int, int, 
         problem.num_heads * problem.seqlen_q,
         problem.seqlen_q,
         1,
-        0,
-        0,
-        diagonals,
+        *(bindings.seqlens_q, bindings.seqlens_k, bindings.diagonal_offsets),
+        *(bindings.alibi_slopes, *problem.strides_alibi),
+        *(bindings.bias, *problem.strides_bias),
+        *(bindings.mask, *problem.strides_mask),
+        *(bindings.sinks, problem.stride_sinks),
+        *(bindings.dropout_seed_array, bindings.dropout_seed),
         problem.num_heads,
         problem.num_heads // max(problem.num_heads_k, 1),
         plan.num_m_blocks,
@@ -196,8 +191,12 @@ def encode_forward(problem: Problem, plan: Plan, pointers: tuple[int, int, int, 
         problem.head_dim,
         problem.head_dim_v,
         problem.diagonal or 0,
-        -1,
-        0,
+        problem.diagonal_from_end,
+        MAX_SEQLEN if problem.window_left is None else problem.window_left,
+        MAX_SEQLEN if problem.window_right is None else problem.window_right,
         problem.softmax_scale,
+        problem.softcap or 0.0,
+        problem.dropout_threshold,
+        DROPOUT_ONE / problem.dropout_threshold,
         scale_log2,
     )

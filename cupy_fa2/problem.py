@@ -14,7 +14,8 @@ import ml_dtypes
 import numpy as np
 
 from cupy_fa2.options import LAYOUTS, Options, check_align, check_bool, check_layout, check_scale
-from cupy_fa2.params import MAX_SEQLEN
+from cupy_fa2.params import DROPOUT_ONE, MAX_SEQLEN
+from cupy_fa2.spec import Features, Operand
 
 __all__ = ["MAX_HEAD_DIM", "OUT_DTYPES", "Problem"]
 
@@ -39,7 +40,6 @@ class Problem:
         The kernels' names: ``"f16"``, ``"bf16"``, ``"float"``.
     batch, seqlen_q, seqlen_k, num_heads, num_heads_k, head_dim, head_dim_v : int
     layout : {"bshd", "bhsd"}
-    causal : bool
     diagonal : int or None
         Query i's diagonal is key ``i + diagonal``. None: an array holds one number per batch element.
     softmax_scale : float
@@ -50,6 +50,21 @@ class Problem:
         contiguous, or head_dim is no multiple of 8. The strides are then those of the copies.
     out_vectors : bool
         Whether out can be stored by 16 bytes.
+    window_left, window_right : int or None
+        How many keys before and beyond its diagonal a query sees; None: all. `causal` makes the second 0.
+    diagonal_from_end : bool
+        Whether `diagonal` counts from the end of the batch element's keys minus that of its queries.
+    softcap : float or None
+    strides_alibi : tuple of int
+        Of the slopes in elements, over (batch, heads).
+    bias, mask : Operand or None
+    strides_bias, strides_mask : tuple of int
+        In elements, over (batch, heads, seqlen_q, seqlen_k); 0 along axes of length 1, which are broadcast.
+    alibi, sinks, seqlens_q, seqlens_k : bool
+        Whether the call has them.
+    stride_sinks : int
+    dropout_threshold : int
+        Out of 65536, probabilities that are kept.
     """
 
     dtype: str
@@ -62,7 +77,6 @@ class Problem:
     head_dim: int
     head_dim_v: int
     layout: str
-    causal: bool
     diagonal: int | None
     softmax_scale: float
     strides_q: tuple[int, ...]
@@ -71,6 +85,43 @@ class Problem:
     strides_out: tuple[int, ...]
     copied: tuple[bool, bool, bool]
     out_vectors: bool
+    window_left: int | None = None
+    window_right: int | None = None
+    diagonal_from_end: bool = False
+    softcap: float | None = None
+    alibi: bool = False
+    strides_alibi: tuple[int, ...] = (0, 0)
+    bias: Operand | None = None
+    strides_bias: tuple[int, ...] = (0, 0, 0, 0)
+    mask: Operand | None = None
+    strides_mask: tuple[int, ...] = (0, 0, 0, 0)
+    sinks: bool = False
+    stride_sinks: int = 0
+    seqlens_q: bool = False
+    seqlens_k: bool = False
+    dropout_threshold: int = DROPOUT_ONE
+
+    @property
+    def causal(self) -> bool:
+        """Whether keys beyond some diagonal are hidden."""
+        return self.window_right is not None
+
+    @property
+    def features(self) -> Features:
+        """What the kernel has to be able to do."""
+        signed = self.softcap is not None or self.alibi or self.bias is not None
+        return Features(
+            causal=self.causal,
+            window=self.window_left is not None,
+            negate=self.softmax_scale < 0 and not signed,
+            softcap=self.softcap is not None,
+            alibi=self.alibi,
+            bias=self.bias,
+            mask=self.mask,
+            sinks=self.sinks,
+            padded=self.seqlens_q or self.seqlens_k,
+            dropout=self.dropout_threshold < DROPOUT_ONE,
+        )
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
@@ -86,7 +137,7 @@ class Problem:
 
     @property
     def tensor_maps(self) -> bool:
-        """Whether tensor maps can describe k and v: at least one key, and strides that step forward.
+        """Whether tensor maps can describe k and v as arrays: at least one key, and strides that step forward.
 
         The driver takes strides of up to 2**40 bytes in multiples of 16 and sizes of up to 2**32.
         """
@@ -99,7 +150,7 @@ class Problem:
 
     @property
     def multiply_adds(self) -> int:
-        """Multiply-adds of the two matrix products, masked or not."""
+        """Multiply-adds of the two matrix products, masked, padded or not."""
         pairs = self.batch * self.num_heads * self.seqlen_q * self.seqlen_k
         return pairs * (self.head_dim + self.head_dim_v)
 
@@ -173,7 +224,7 @@ class Problem:
             head_dim=head_dim,
             head_dim_v=head_dim_v,
             layout=layout,
-            causal=causal,
+            window_right=0 if causal else None,
             diagonal=diagonal,
             softmax_scale=scale,
             strides_q=strides[0],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["DTYPES", "ENTRY", "FwdTile", "KernelSpec"]
+__all__ = ["DTYPES", "ENTRY", "Features", "FwdTile", "KernelSpec", "Operand"]
 
 #: The element types of q, k and v, as the kernels call them.
 DTYPES = ("f16", "bf16")
@@ -85,6 +85,54 @@ class FwdTile:
 
 
 @dataclass(frozen=True)
+class Operand:
+    """An array over (batch, num_heads, seqlen_q, seqlen_k) that a kernel reads beside its scores.
+
+    Attributes
+    ----------
+    dtype : {"f16", "bf16", "float", "bool"}
+        The last for masks alone.
+    rows : bool
+        Whether values differ from query to query.
+    pairs : bool
+        Whether two adjacent keys can be read by one aligned load.
+    """
+
+    dtype: str
+    rows: bool = True
+    pairs: bool = True
+
+    def arguments(self) -> str:
+        """What a C++ template wants to know beside the dtype."""
+        return f"{str(self.rows).lower()}, {str(self.pairs).lower()}"
+
+    def suffix(self) -> str:
+        """As a part of a kernel's name."""
+        return ("" if self.rows else "_row") + ("" if self.pairs else "_single")
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a problem asks of its kernel beside types and sizes: fields of `KernelSpec`, which says what they mean."""
+
+    causal: bool = False
+    window: bool = False
+    negate: bool = False
+    softcap: bool = False
+    alibi: bool = False
+    bias: Operand | None = None
+    mask: Operand | None = None
+    sinks: bool = False
+    padded: bool = False
+    dropout: bool = False
+
+    @property
+    def crowded(self) -> bool:
+        """Whether something takes registers of its own in the main loop."""
+        return any((self.negate, self.softcap, self.alibi, self.bias, self.mask, self.dropout))
+
+
+@dataclass(frozen=True)
 class KernelSpec:
     """One kernel instance.
 
@@ -96,15 +144,28 @@ class KernelSpec:
     out_dtype : {"f16", "bf16", "float"}
         Element type of out.
     causal : bool
-        Whether keys beyond the diagonal are hidden.
+        Whether keys more than ``window_right`` beyond the diagonal are hidden.
     negate : bool
-        Whether scores change sign (for a negative softmax scale).
+        Whether scores change sign: for a negative softmax scale, where nothing takes the scale with its sign.
     kv : {"dense", "tensor"}
         How K and V come: by cp.async from any strides, or through tensor maps (sm_90 and later).
     out_vectors : bool
         Whether out is stored by 16 bytes: aligned rows of adjacent elements, head_dim_v a multiple of 8.
     min_blocks : int
         Blocks that must fit on a multiprocessor together; bounds the registers.
+    window : bool
+        Whether keys more than ``window_left`` before the diagonal are hidden. This mask reads both bounds, so `causal`
+        makes no other kernel of it.
+    softcap, alibi : bool
+        Whether scores are capped, and whether they fall with the distance from the diagonal.
+    bias, mask : Operand, optional
+        What is added to the scores, and what says which are hidden.
+    sinks : bool
+        Whether each head has a logit more, without a value.
+    padded : bool
+        Whether batch elements have lengths of their own. Wants dense keys: tensor maps know only the array's end.
+    dropout : bool
+        Whether probabilities are dropped.
     """
 
     tile: FwdTile
@@ -115,6 +176,14 @@ class KernelSpec:
     out_vectors: bool = True
     kv: str = "dense"
     min_blocks: int = 1
+    window: bool = False
+    softcap: bool = False
+    alibi: bool = False
+    bias: Operand | None = None
+    mask: Operand | None = None
+    sinks: bool = False
+    padded: bool = False
+    dropout: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES or self.out_dtype not in (self.dtype, "float"):
@@ -125,6 +194,14 @@ class KernelSpec:
             raise ValueError(f"tensor maps want two stages and head dims that are multiples of 64, got {self.tile}")
         if self.kv == "dense" and self.tile.stages > 2:
             raise ValueError(f"cp.async has one stage or two, got {self.tile}")
+        if self.kv == "tensor" and self.padded:
+            raise ValueError("tensor maps know only the array's end, not that of each batch element")
+        if self.bias is not None and self.bias.dtype not in (self.dtype, "float"):
+            raise ValueError(f"a kernel for {self.dtype} adds a bias of {self.dtype} or float, got {self.bias.dtype}")
+        if self.mask is not None and self.mask.dtype != "bool":
+            raise ValueError(f"a mask is bool, got {self.mask.dtype}")
+        if self.negate and (self.softcap or self.alibi or self.bias):
+            raise ValueError("softcap, alibi and bias take the scale with its sign: nothing is left to negate")
 
     @property
     def shared_bytes(self) -> int:
@@ -147,24 +224,38 @@ class KernelSpec:
         parts += [] if t.last_to_first else ["ascending"]
         parts += ["qreg"] if t.q_in_registers else []
         parts += ["tensor"] if self.kv == "tensor" else []
-        parts += ["causal"] if self.causal else []
+        parts += ["window"] if self.window else ["causal"] if self.causal else []
         parts += ["negate"] if self.negate else []
         parts += ["out32"] if self.out_dtype == "float" else []
         parts += [] if self.out_vectors else ["elements"]
         parts += [f"min{self.min_blocks}"] if self.min_blocks != 1 else []
+        parts += ["softcap"] if self.softcap else []
+        parts += ["alibi"] if self.alibi else []
+        parts += [f"bias_{self.bias.dtype}{self.bias.suffix()}"] if self.bias else []
+        parts += [f"mask{self.mask.suffix()}"] if self.mask else []
+        parts += [name for name in ("sinks", "padded", "dropout") if getattr(self, name)]
         return "_".join(parts)
+
+    def score_modifiers(self) -> str:
+        """What happens to scores before the softmax, in order, as a C++ type."""
+        mods = ["Negate"] if self.negate else []
+        mods += ["Softcap"] if self.softcap else []
+        mods += ["Scaled"] if self.alibi or self.bias else []
+        mods += ["Alibi"] if self.alibi else []
+        mods += [f"Bias<{self.bias.dtype}, {self.bias.arguments()}>"] if self.bias else []
+        mods += [f"BoolMask<{self.mask.arguments()}>"] if self.mask else []
+        return f"ScoreMods<{', '.join(mods)}>"
 
     def render(self) -> str:
         """The translation unit."""
-        mask = "CausalMask" if self.causal else "NoMask"
-        score = "ScoreMods<Negate>" if self.negate else "ScoreMods<>"
+        mask = "WindowMask" if self.window else "CausalMask" if self.causal else "NoMask"
         epilogue = f"WriteOut<{self.out_dtype}, {str(self.out_vectors).lower()}>"
         kv, header, argument = KV_POLICIES[self.kv]
         return f"""#include "sm80/fwd.cuh"
 #include "{header}"
 using namespace fa2;
 using Kernel = FwdKernel<{self.tile.render()},
-                         {self.dtype}, {mask}, {score}, {kv}, {epilogue}>;
+                         {self.dtype}, {mask}, {self.score_modifiers()}, {kv}, {epilogue}>;
 static_assert(Kernel::kThreads == {self.tile.threads} && Kernel::kSharedBytes == {self.shared_bytes});
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, {self.min_blocks})
 {ENTRY}(const __grid_constant__ {argument} params) {{ Kernel::run(params); }}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cupy_fa2.params import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, TENSOR_MAPS_AT
+from cupy_fa2.params import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, TENSOR_MAPS_AT, FwdBindings
 from cupy_fa2.plan import Plan, encode_forward
 from cupy_fa2.problem import Problem
 
@@ -54,16 +54,15 @@ def key_value_boxes(problem: Problem, plan: Plan) -> tuple[TensorBox, TensorBox]
 def arguments(
     problem: Problem,
     plan: Plan,
-    pointers: tuple[int, int, int, int, int],
-    diagonals: int,
+    bindings: FwdBindings,
     encode: Callable[[int, TensorBox], bytes],
 ) -> bytes:
     """All arguments of one launch, as `encode_forward` has them; with the maps of k and v, if the kernel takes them."""
-    args = encode_forward(problem, plan, pointers, diagonals)
+    args = encode_forward(problem, plan, bindings)
     if plan.spec.kv != "tensor":
         return args
     boxes = key_value_boxes(problem, plan)
-    return args.ljust(TENSOR_MAPS_AT, b"\0") + encode(pointers[1], boxes[0]) + encode(pointers[2], boxes[1])
+    return args.ljust(TENSOR_MAPS_AT, b"\0") + encode(bindings.k, boxes[0]) + encode(bindings.v, boxes[1])
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import ml_dtypes
 import numpy as np
@@ -12,10 +12,10 @@ import pytest
 from cupy_fa2.device import NAMED_DEVICES, named_device
 from cupy_fa2.heuristics.feasible import accumulator_registers, blocks_by_shared_memory, infeasible
 from cupy_fa2.heuristics.pick import forward_candidates, pick_forward
-from cupy_fa2.params import FWD_PARAMS
-from cupy_fa2.plan import encode_forward, plan_forward
+from cupy_fa2.params import FWD_PARAMS, FwdBindings
+from cupy_fa2.plan import encode_forward, forward_spec, plan_forward
 from cupy_fa2.problem import Problem
-from cupy_fa2.spec import FwdTile
+from cupy_fa2.spec import Features, FwdTile, KernelSpec, Operand
 
 DIMS = range(16, 257, 16)
 
@@ -83,6 +83,81 @@ def test_candidates_differ():
         assert len(set(tiles)) == len(tiles)
 
 
+FEATURES = {
+    "causal": {"causal": True},
+    "window": {"window": True},
+    "negate": {"negate": True},
+    "softcap": {"softcap": True},
+    "alibi": {"alibi": True},
+    "bias_bf16": {"bias": Operand("bf16")},
+    "bias_float_row": {"bias": Operand("float", rows=False)},
+    "bias_bf16_single": {"bias": Operand("bf16", pairs=False)},
+    "mask": {"mask": Operand("bool")},
+    "mask_row_single": {"mask": Operand("bool", rows=False, pairs=False)},
+    "sinks": {"sinks": True},
+    "padded": {"padded": True},
+    "dropout": {"dropout": True},
+}
+
+
+def test_features_are_fields_of_a_kernel_and_of_its_name():
+    assert {f.name for f in fields(Features)} <= {f.name for f in fields(KernelSpec)}
+    names = {"": forward_spec(64, 64, named_device("A100"))[0].name}
+    for name, feature in FEATURES.items():
+        names[name] = forward_spec(64, 64, named_device("A100"), **feature)[0].name
+        assert names[name].endswith("_" + name)
+    assert len(set(names.values())) == len(names)
+
+
+def test_a_window_makes_one_kernel_with_causal_or_without():
+    spec = forward_spec(64, 64, named_device("A100"), causal=True, window=True)[0]
+    assert spec == forward_spec(64, 64, named_device("A100"), window=True)[0]
+    assert "WindowMask" in spec.render()
+
+
+def test_score_modifiers_come_in_their_order():
+    both = forward_spec(
+        64, 64, named_device("A100"), mask=Operand("bool", rows=False), bias=Operand("float", pairs=False), alibi=True,
+        softcap=True,
+    )[0]  # fmt: skip
+    assert (
+        both.score_modifiers() == "ScoreMods<Softcap, Scaled, Alibi, Bias<float, true, false>, BoolMask<false, true>>"
+    )
+    for name, expected in (
+        ("causal", "ScoreMods<>"),
+        ("negate", "ScoreMods<Negate>"),
+        ("softcap", "ScoreMods<Softcap>"),
+        ("alibi", "ScoreMods<Scaled, Alibi>"),
+        ("bias_bf16", "ScoreMods<Scaled, Bias<bf16, true, true>>"),
+        ("mask", "ScoreMods<BoolMask<true, true>>"),
+    ):
+        assert forward_spec(64, 64, named_device("A100"), **FEATURES[name])[0].score_modifiers() == expected
+
+
+@pytest.mark.parametrize("device", NAMED_DEVICES.values(), ids=lambda device: device.name)
+def test_every_feature_has_a_tile_on_every_card(device):
+    for head_dim, feature in itertools.product(DIMS, FEATURES.values()):
+        spec, _ = forward_spec(head_dim, head_dim, device, **feature)
+        assert infeasible(spec.tile, device) is None
+        if spec.dropout:
+            assert spec.tile.block_n % 32 == 0
+        if spec.padded:
+            assert spec.kv == "dense"
+
+
+def test_kernels_that_cannot_be_are_refused():
+    spec = forward_spec(64, 64, named_device("H200"), "f16")[0]
+    assert spec.kv == "tensor"
+    for changed, message in (
+        ({"padded": True}, "tensor maps"),
+        ({"bias": Operand("bf16")}, "bias of f16 or float, got bf16"),
+        ({"mask": Operand("f16")}, "a mask is bool, got f16"),
+        ({"negate": True, "softcap": True}, "nothing is left to negate"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            replace(spec, **changed)
+
+
 def test_plans_are_cached_by_structure():
     """A growing cache, another scale, other strides: the same plan, by identity."""
     device = named_device("H200")
@@ -121,7 +196,7 @@ def test_the_arguments_say_what_the_problem_says():
         dtype=ml_dtypes.bfloat16, causal=True, softmax_scale=-0.5, align=-3,
     )  # fmt: skip
     plan = plan_forward(p, named_device("A100"))
-    args = np.frombuffer(encode_forward(p, plan, (1, 2, 3, 4, 5), 6), FWD_PARAMS.dtype)[0]
+    args = np.frombuffer(encode_forward(p, plan, FwdBindings(1, 2, 3, 4, 5, diagonal_offsets=6)), FWD_PARAMS.dtype)[0]
     assert [args[name] for name in ("q", "k", "v", "out", "lse", "diagonal_offsets")] == [1, 2, 3, 4, 5, 6]
     assert [args[f"q_stride_{axis}"] for axis in ("batch", "seq", "head")] == [5 * 6 * 40, 6 * 40, 40]
     assert [args[f"k_stride_{axis}"] for axis in ("batch", "seq", "head")] == [9 * 3 * 40, 3 * 40, 40]
@@ -136,7 +211,7 @@ def test_the_arguments_say_what_the_problem_says():
 
 def test_a_zero_scale_stays_out_of_the_exponent():
     p = problem(softmax_scale=0)
-    args = encode_forward(p, plan_forward(p, named_device("A100")), (0,) * 5, 0)
+    args = encode_forward(p, plan_forward(p, named_device("A100")), FwdBindings())
     assert np.frombuffer(args, FWD_PARAMS.dtype)[0]["scale_log2"] == np.finfo(np.float32).tiny
 
 

@@ -65,6 +65,7 @@ def pick_forward(
     seqlen_q: int,
     tensor_maps: bool,
     crowded: bool = False,
+    dropout: bool = False,
 ) -> Choice:
     """The table's choice for `device`, if it has one, else the first by rule that fits.
 
@@ -78,14 +79,19 @@ def pick_forward(
     tensor_maps : bool
         Whether tensor maps can describe k and v.
     crowded : bool
-        Whether score modifiers or second sums take registers of their own.
+        Whether score modifiers, masks that are read, dropout or second sums take registers of their own.
+    dropout : bool
+        Whether keys come by whole groups of 32, which one call of the random generator serves.
     """
     tuned = _from_table(head_dim, head_dim_v, device, causal, seqlen_q, tensor_maps)
     refused = []
     for choice in ([tuned] if tuned else []) + forward_candidates(head_dim, head_dim_v):
         problem = infeasible(choice.tile, device)
         if problem is None:
-            return replace(choice, tile=_roomier(choice.tile, choice.kv)) if crowded else choice
+            tile = _roomier(choice.tile, choice.kv) if crowded else choice.tile
+            if dropout and tile.block_n % 32:
+                tile = replace(tile, block_n=max(tile.block_n // 32, 1) * 32)
+            return replace(choice, tile=tile)
         refused.append(f"{choice.tile.block_m}x{choice.tile.block_n}, {choice.tile.stages} stage(s) {problem}")
     raise ValueError(f"no tile for head_dim {head_dim}, {head_dim_v} fits on {device.name}: {'; '.join(refused)}")
 
