@@ -89,4 +89,13 @@ def flash_attention(
     >>> cupy_fa2.flash_attention(q, k, v, causal=True).shape
     (1, 64, 2, 32)
     """
-    return call.flash_attention(q, k, v, Options(causal, align, softmax_scale, layout, out, out_dtype, return_lse))
+    options = Options(
+        causal=causal,
+        align=align,
+        softmax_scale=softmax_scale,
+        layout=layout,
+        out=out,
+        out_dtype=out_dtype,
+        return_lse=return_lse,
+    )
+    return call.flash_attention(q, k, v, options)

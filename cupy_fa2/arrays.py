@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cupy_fa2.params import MAX_SEQLEN
-from cupy_fa2.problem import padded_head_dim
+from cupy_fa2.qkv import padded_head_dim
 from cupy_fa2.runtime import refuse_capture
 
 __all__ = [

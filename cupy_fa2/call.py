@@ -30,7 +30,8 @@ from cupy_fa2.device import cuda_device
 from cupy_fa2.options import Options, check_bool
 from cupy_fa2.params import FWD_PARAMS, FWD_TENSOR_PARAMS_BYTES, TENSOR_MAPS_AT, FwdBindings
 from cupy_fa2.plan import Plan, encode_forward, plan_forward
-from cupy_fa2.problem import OUT_DTYPES, Problem
+from cupy_fa2.problem import Problem
+from cupy_fa2.qkv import OUT_DTYPES
 from cupy_fa2.runtime import CupyKernel, current_simulator, load_cuda, refuse_capture
 from cupy_fa2.tensormap import TensorBox, arguments, encode_cuda, key_value_boxes
 
@@ -112,7 +113,8 @@ def flash_attention(q: Any, k: Any, v: Any, options: Options) -> Any:
 
 def _launch(cupy: Any, q: Any, k: Any, v: Any, options: Options) -> Any:
     """The call on the current device and its current stream."""
-    causal, align, softmax_scale, layout, out, out_dtype, return_lse = options
+    causal, align, softmax_scale, layout = options.causal, options.align, options.softmax_scale, options.layout
+    out, out_dtype, return_lse = options.out, options.out_dtype, options.return_lse
     q_ptr, k_ptr, v_ptr = q.data.ptr, k.data.ptr, v.data.ptr
     out_ptr = 0 if out is None else out.data.ptr
     diagonals = 0
