@@ -1,17 +1,26 @@
 """Attention in float64 NumPy: the definition that every kernel of this package is held to.
 
-Exact attention [1]_ for query row ``i`` of head ``h``, which reads kv head ``h // group``::
+Exact attention [1]_ for query row ``i`` of head ``h``, which reads kv head ``h // group``, with every option::
 
-    s[i, j]  = softmax_scale * sum_d q[i, d] * k[j, d]     where key j is visible to row i, else -inf
-    lse[i]   = log sum_j exp(s[i, j])
-    out[i]   = sum_j exp(s[i, j] - lse[i]) * v[j]
+    c[i, j]  = softmax_scale * sum_d q[i, d] * k[j, d]
+    c[i, j]  = softcap * tanh(c[i, j] / softcap)                                     with `softcap`
+    s[i, j]  = c[i, j] - alibi_slope * abs(i + offset - j) + bias[i, j]              where j is visible to i,
+    s[i, j]  = -inf                                                                  elsewhere
+    lse[i]   = log(exp(sink) + sum_j exp(s[i, j]))
+    p[i, j]  = exp(s[i, j] - lse[i]) * (65536 / threshold if kept[i, j] else 0)      with dropout
+    out[i]   = sum_j p[i, j] * v[j]
 
-A row with no weight at all (it sees no key, or every score that it sees is -inf) has ``out = 0`` and
-``lse = -inf``. NaN in a score that a row sees makes the row NaN. A key that is masked loses its score, NaN or
-not, but its value still meets a weight of zero, and 0 x NaN is NaN: what `out` is then depends on the blocks
-of keys that a kernel skips, so this module defines `out` for masked values that are finite.
+Key j is visible to row i if it exists (``j < seqlens_k``), lies in the window (``i + offset - left <= j <= i + offset +
+right``; ``causal`` makes the right bound 0), and `mask` says so. A row at or beyond ``seqlens_q`` does not exist, and
+sees nothing, not even the sink.
 
-A new option has one place to go: a field of `_Call`, read in `_Call.scores`.
+A row with no weight at all (it sees no key, or every score that it sees is -inf) has ``out = 0`` and ``lse = -inf``, or
+the sink. NaN in a score that a row sees makes the row NaN. A key that is only hidden loses its score, NaN or not, but
+its value still meets a weight of zero, and 0 x NaN is NaN: what `out` is then depends on the blocks of keys that a
+kernel skips, so this module defines `out` for hidden values that are finite. A key that does not exist is never looked
+at.
+
+The formulas in code are `cupy_fa2.definition`; which probabilities dropout keeps is `cupy_fa2.dropout`.
 
 References
 ----------
@@ -21,151 +30,25 @@ References
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Array = NDArray[Any]
-Layout = Literal["bshd", "bhsd"]
+from cupy_fa2.definition import Array, Call, Ints, Layout, Options, host
 
-# Scores held at once: 32 MiB of float64, whatever the sequence lengths.
-_BLOCK_ELEMENTS = 1 << 22
-
-
-class Options(TypedDict, total=False):
-    """Keyword options of every function here; `attention` says what they mean."""
-
-    causal: bool
-    align: str | int | ArrayLike
-    softmax_scale: float | None
-    layout: Layout
-
-
-@dataclass(frozen=True, eq=False)
-class _Call:
-    """One call with its options resolved; arrays stay as given until a head of them is needed."""
-
-    q: Any  # (batch, seqlen_q, num_heads, head_dim)
-    k: Any  # (batch, seqlen_k, num_heads_k, head_dim)
-    v: Any  # (batch, seqlen_k, num_heads_k, head_dim_v)
-    scale: float
-    causal: bool
-    offset: NDArray[np.int64]  # (batch,): the diagonal of query i is key i + offset
-
-    @classmethod
-    def of(
-        cls,
-        q: Any,
-        k: Any,
-        v: Any,
-        *,
-        causal: bool = False,
-        align: str | int | ArrayLike = "bottom-right",
-        softmax_scale: float | None = None,
-        layout: Layout = "bshd",
-    ) -> _Call:
-        if layout == "bhsd":
-            q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
-        batch, seqlen_q, _, head_dim = q.shape
-        if isinstance(align, str):
-            align = {"bottom-right": k.shape[1] - seqlen_q, "top-left": 0}[align]
-        offset = np.broadcast_to(np.asarray(host(align), np.int64), batch)
-        scale = 1 / math.sqrt(head_dim) if softmax_scale is None else float(softmax_scale)
-        return cls(q, k, v, scale, causal, offset)
-
-    @property
-    def group(self) -> int:
-        """Query heads that share one kv head."""
-        return int(max(1, self.q.shape[2] // max(1, self.k.shape[2])))
-
-    def all_rows(self) -> NDArray[np.int64]:
-        """Every (batch, head, row), in that order."""
-        batch, seqlen_q, num_heads, _ = self.q.shape
-        return np.indices((batch, num_heads, seqlen_q)).reshape(3, -1).T
-
-    def blocks(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
-        """Split `rows` into (batch, head, positions in `rows`), few enough for their scores to fit."""
-        head = rows[:, 0] * max(1, self.q.shape[2]) + rows[:, 1]
-        order = np.argsort(head, kind="stable")
-        step = max(1, _BLOCK_ELEMENTS // max(1, self.k.shape[1]))
-        for positions in np.split(order, np.flatnonzero(np.diff(head[order])) + 1):
-            for start in range(0, len(positions), step):
-                block = positions[start : start + step]
-                yield int(rows[block[0], 0]), int(rows[block[0], 1]), block
-
-    def queries_and_keys(self, b: int, h: int, i: NDArray[np.int64], dtype: type) -> tuple[Array, Array]:
-        """The query rows `i` of one head, and all the keys that it reads."""
-        return host(self.q[b, :, h])[i].astype(dtype), host(self.k[b, :, h // self.group]).astype(dtype)
-
-    def scores(self, b: int, h: int, i: NDArray[np.int64], dtype: type) -> tuple[Array, NDArray[np.bool_]]:
-        """Scores and visibility, both (rows, seqlen_k), of the query rows `i`: all that options decide."""
-        q, k = self.queries_and_keys(b, h, i, dtype)
-        scores = dtype(self.scale) * (q @ k.T)
-        before_diagonal = i[:, None] + self.offset[b] - np.arange(len(k))
-        visible = np.ones(scores.shape, np.bool_)
-        if self.causal:
-            visible &= before_diagonal >= 0
-        return scores, visible
-
-    def attend(self, b: int, h: int, i: NDArray[np.int64], rounded: Any = None) -> tuple[Array, Array]:
-        """Softmax over the visible keys, applied to their values: out (rows, head_dim_v), lse (rows,).
-
-        In float64; or, with a dtype in `rounded`, in float32 with scores, probabilities and result rounded to
-        that dtype.
-        """
-        dtype = np.float64 if rounded is None else np.float32
-
-        def stored(x: Array) -> Array:
-            return x if rounded is None else x.astype(rounded).astype(dtype)
-
-        with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
-            scores, visible = self.scores(b, h, i, dtype)
-            s = np.where(visible, stored(scores), dtype(-np.inf))
-            row_max = s.max(axis=1, keepdims=True, initial=-np.inf)
-            row_max = np.where(row_max == -np.inf, dtype(0), row_max)  # so that exp(-inf - row_max) is 0
-            p = np.exp(s - row_max)
-            row_sum = p.sum(axis=1, keepdims=True)
-            lse = row_max + np.log(row_sum)
-            empty = row_sum == 0
-            p = stored(p / np.where(empty, dtype(1), row_sum))
-            v = host(self.v[b, :, h // self.group]).astype(dtype)
-            out = np.where(empty, dtype(0), stored(p @ v))
-        return out, lse[:, 0]
-
-    def solve(self, rows: NDArray[np.int64], rounded: Any = None) -> tuple[Array, Array]:
-        """`attend` for every (batch, head, row) of `rows`: out (n, head_dim_v), lse (n,)."""
-        out = np.empty((len(rows), self.v.shape[3]), np.float64 if rounded is None else rounded)
-        lse = np.empty(len(rows), np.float64 if rounded is None else np.float32)
-        for b, h, block in self.blocks(rows):
-            out[block], lse[block] = self.attend(b, h, rows[block, 2], rounded)
-        return out, lse
-
-    def solve_all(self, layout: Layout, rounded: Any = None) -> tuple[Array, Array]:
-        """`solve` for all rows, shaped: out in `layout`, lse (batch, num_heads, seqlen_q)."""
-        batch, seqlen_q, num_heads, _ = self.q.shape
-        flat_out, flat_lse = self.solve(self.all_rows(), rounded)
-        out = flat_out.reshape(batch, num_heads, seqlen_q, self.v.shape[3])
-        lse = flat_lse.reshape(batch, num_heads, seqlen_q)
-        return (out if layout == "bhsd" else out.transpose(0, 2, 1, 3)), lse
-
-
-def host(array: Any) -> Array:
-    """Bring an array to the host, where it is not there already.
-
-    Parameters
-    ----------
-    array : array_like
-        NumPy or CuPy array, or anything `numpy.asarray` takes.
-
-    Returns
-    -------
-    numpy.ndarray
-    """
-    return np.asarray(array.get() if hasattr(array, "get") else array)
+__all__ = [
+    "Array",
+    "Layout",
+    "Options",
+    "attention",
+    "attention_rows",
+    "host",
+    "naive",
+    "naive_rows",
+    "score_magnitude",
+    "softcap_error",
+]
 
 
 def attention(
@@ -174,8 +57,18 @@ def attention(
     v: Any,
     *,
     causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
     align: str | int | ArrayLike = "bottom-right",
     softmax_scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any = None,
+    bias: Any = None,
+    mask: Any = None,
+    sinks: Any = None,
+    seqlens_q: Any = None,
+    seqlens_k: Any = None,
+    dropout_p: float = 0.0,
+    dropout_seed: Any = None,
     layout: Layout = "bshd",
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Exact attention in float64.
@@ -190,10 +83,32 @@ def attention(
         Values, (batch, seqlen_k, num_heads_k, head_dim_v).
     causal : bool
         Row i sees the keys up to its diagonal, key ``i + offset``, and no later ones.
+    window : (int or None, int or None), optional
+        ``(left, right)``: row i sees the keys from ``i + offset - left`` to ``i + offset + right``, both included;
+        None is no bound. With `causal`, nothing right of the diagonal.
     align : {"bottom-right", "top-left"} or int or (batch,) array of int
-        The offset of the diagonal: ``seqlen_k - seqlen_q`` (the last row sees the last key), 0, or as given.
+        The offset of the diagonal: the length of the keys less that of the queries (the last row sees the last
+        key), 0, or as given.
     softmax_scale : float, optional
         Factor of every score, of any sign; 1 / sqrt(head_dim) unless given.
+    softcap : float, optional
+        Bound of the scaled scores, which ``softcap * tanh(score / softcap)`` keeps them within.
+    alibi_slopes : (num_heads,) or (batch, num_heads) array, optional
+        ``slope * abs(i + offset - j)`` is subtracted from the scores.
+    bias : array, optional
+        Added to the scores; broadcast to (batch, num_heads, seqlen_q, seqlen_k).
+    mask : array of bool, optional
+        True where a row may attend to a key; broadcast likewise.
+    sinks : (num_heads,) array, optional
+        A logit that takes part in each row's softmax and has no value; not scaled, capped or hidden.
+    seqlens_q : (batch,) array of int, optional
+        Rows of each batch element that exist, clamped to [0, seqlen_q]: the others have out = 0, lse = -inf.
+    seqlens_k : (batch,) array of int, optional
+        Keys of each batch element that exist, clamped to [0, seqlen_k].
+    dropout_p : float
+        Share of the probabilities that become 0, in [0, 1); the others are scaled up. `lse` is not affected.
+    dropout_seed : int or 0-d array, optional
+        Seed of the draw: `cupy_fa2.dropout.dropout_mask`. Needed where `dropout_p` is positive.
     layout : {"bshd", "bhsd"}
         Order of the axes of `q`, `k`, `v` and `out`: batch, seqlen, heads, head_dim, or heads before seqlen.
 
@@ -202,12 +117,12 @@ def attention(
     out : ndarray of float64
         (batch, seqlen_q, num_heads, head_dim_v), or as `layout` says; 0 in rows that have no weight.
     lse : ndarray of float64
-        (batch, num_heads, seqlen_q), the natural logarithm of each row's sum of exponentials; -inf in rows
-        that have no weight.
+        (batch, num_heads, seqlen_q), the natural logarithm of each row's sum of exponentials; -inf (or
+        the sink) in rows that have no weight.
 
     Notes
     -----
-    `out` is defined for finite values of masked keys; see the module's text.
+    `out` is defined for finite values of hidden keys; see the module's text.
 
     Examples
     --------
@@ -218,7 +133,23 @@ def attention(
     >>> float(out.item().__round__(12)), float(np.exp(lse).item().__round__(12))
     (3.0, 4.0)
     """
-    call = _Call.of(q, k, v, causal=causal, align=align, softmax_scale=softmax_scale, layout=layout)
+    call = Call.of(
+        *(q, k, v),
+        causal=causal,
+        window=window,
+        align=align,
+        softmax_scale=softmax_scale,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        bias=bias,
+        mask=mask,
+        sinks=sinks,
+        seqlens_q=seqlens_q,
+        seqlens_k=seqlens_k,
+        dropout_p=dropout_p,
+        dropout_seed=dropout_seed,
+        layout=layout,
+    )
     return call.solve_all(layout)
 
 
@@ -241,14 +172,15 @@ def attention_rows(
     out : (n, head_dim_v) ndarray of float64
     lse : (n,) ndarray of float64
     """
-    return _Call.of(q, k, v, **options).solve(_triples(rows))
+    return Call.of(q, k, v, **options).solve(_triples(rows))
 
 
 def naive(q: Any, k: Any, v: Any, **options: Unpack[Options]) -> tuple[Array, Array]:
     """Attention as written down without care, the measure of what its dtype can give.
 
-    The formulas of `attention` in float32, with the scores, the probabilities and the result each rounded to
-    the dtype of `q`.
+    The formulas of `attention` in float32, with the scores (``s``: capped, with ALiBi and bias), the probabilities
+    (``p``: after dropout) and the result each rounded to the dtype of `q`. Rows whose scores all overflow downwards
+    in that dtype are NaN.
 
     Parameters
     ----------
@@ -264,7 +196,7 @@ def naive(q: Any, k: Any, v: Any, **options: Unpack[Options]) -> tuple[Array, Ar
     lse : ndarray of float32
         As for `attention`.
     """
-    return _Call.of(q, k, v, **options).solve_all(options.get("layout", "bshd"), q.dtype)
+    return Call.of(q, k, v, **options).solve_all(options.get("layout", "bshd"), q.dtype)
 
 
 def naive_rows(q: Any, k: Any, v: Any, rows: ArrayLike, **options: Unpack[Options]) -> tuple[Array, Array]:
@@ -284,15 +216,17 @@ def naive_rows(q: Any, k: Any, v: Any, rows: ArrayLike, **options: Unpack[Option
     out : (n, head_dim_v) ndarray of the dtype of `q`
     lse : (n,) ndarray of float32
     """
-    return _Call.of(q, k, v, **options).solve(_triples(rows), q.dtype)
+    return Call.of(q, k, v, **options).solve(_triples(rows), q.dtype)
 
 
 def score_magnitude(
     q: Any, k: Any, v: Any, rows: ArrayLike | None = None, **options: Unpack[Options]
 ) -> NDArray[np.float64]:
-    """Largest ``|softmax_scale| * sum_d |q[i, d] * k[j, d]|`` over the keys that each row sees.
+    """Largest sum of absolute values that a score of each row adds up.
 
-    The rounding error of a score computed in float32 grows with it, and so does what may be asked of `lse`.
+    The rounding error of a score computed in float32 grows with it, and so does what may be asked of `lse`. Of one
+    score it is ``|softmax_scale| * sum_d |q[i, d] * k[j, d]|``, with `softcap` at most that, plus ``|alibi_slope| *
+    |i + offset - j|`` and ``|bias|``. The sink counts by its absolute value.
 
     Parameters
     ----------
@@ -306,20 +240,99 @@ def score_magnitude(
     Returns
     -------
     (n,) ndarray of float64
-        0 for a row that sees no key.
+        0 for a row that sees nothing.
+
+    Notes
+    -----
+    Only scores that matter count: finite ones within 30 of `lse`, give or take 1e-5 of their own magnitude. The others
+    have weights below e^-30, and a key that a bias of -10^9 hides says nothing about the error of the rest.
     """
-    call = _Call.of(q, k, v, **options)
+    call = Call.of(q, k, v, **options)
     triples = call.all_rows() if rows is None else _triples(rows)
     largest = np.empty(len(triples))
     for b, h, block in call.blocks(triples):
-        i = triples[block, 2]
-        with np.errstate(invalid="ignore", over="ignore"):
-            _, visible = call.scores(b, h, i, np.float64)
-            queries, keys = call.queries_and_keys(b, h, i, np.float64)
-            magnitude = abs(call.scale) * (np.abs(queries) @ np.abs(keys).T)
-        largest[block] = np.where(visible, magnitude, 0).max(axis=1, initial=0)
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            largest[block] = _magnitude(call, b, h, triples[block, 2])
     return largest
 
 
-def _triples(rows: ArrayLike) -> NDArray[np.int64]:
+def _magnitude(call: Call, b: int, h: int, i: Ints) -> NDArray[np.float64]:
+    queries, keys = call.queries_and_keys(b, h, i, np.float64)
+    magnitude = abs(call.scale) * (np.abs(queries) @ np.abs(keys).T)
+    if call.softcap is not None:
+        magnitude = np.minimum(magnitude, call.softcap)
+    if call.alibi_slopes is not None:
+        magnitude += abs(float(call.alibi_slopes[b, h])) * np.abs(call.before_diagonal(b, i))
+    if call.bias is not None:
+        magnitude += np.abs(call.operand(call.bias, b, h, i).astype(np.float64))
+    scores, sink = call.scores(b, h, i, np.float64), call.sink(b, h, i, np.float64)
+    _, lse, _ = call.softmax(b, h, i, np.float64)
+    matters = call.visible(b, h, i) & np.isfinite(scores) & (scores + 1e-5 * magnitude >= lse - 30)
+    largest = np.where(matters, magnitude, 0).max(axis=1, initial=0)
+    from_sink = np.where(np.isfinite(sink) & (sink >= lse - 30), np.abs(sink), 0)[:, 0]
+    return np.asarray(np.maximum(largest, from_sink))
+
+
+def softcap_error(
+    q: Any,
+    k: Any,
+    v: Any,
+    rows: ArrayLike | None = None,
+    *,
+    tanh_error: float = 2.0**-11,
+    **options: Unpack[Options],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Bound of the errors that an approximate tanh in `softcap` causes by itself.
+
+    Parameters
+    ----------
+    q, k, v : array
+        As for `attention`.
+    rows : (n, 3) array_like of int, optional
+        The (batch, head, row) of each row wanted; all rows, in that order, unless given.
+    tanh_error : float
+        Largest relative error of the tanh; 2^-11 is what PTX promises of ``tanh.approx.f32``.
+    **options
+        As for `attention`.
+
+    Returns
+    -------
+    out : (n, head_dim_v) ndarray of float64
+        0 without `softcap`.
+    lse : (n,) ndarray of float64
+        Likewise.
+
+    Notes
+    -----
+    Each capped score c_j is off by some e_j, ``|e_j| <= E_j = tanh_error * |c_j|``. With w_j what dropout multiplies
+    by, the new output less the exact one is ``sum_j p_j (exp(e_j) - 1) (w_j v_j - out) / Z``, where ``Z = p_sink +
+    sum_j p_j exp(e_j)``, because ``sum_j p_j w_j v_j = out``. With E the largest E_j, ``|exp(e_j) - 1| <= E_j exp(E)``
+    and ``Z >= exp(-E)``; the inequality of Cauchy and Schwarz makes matrix products of the rest::
+
+        |out' - out| <= exp(2 E) sqrt(sum_j p_j E_j) sqrt(sum_j p_j E_j (w_j v_j - out)^2)
+        |lse' - lse| <= E
+    """
+    call = Call.of(q, k, v, **options)
+    triples = call.all_rows() if rows is None else _triples(rows)
+    out, lse = np.zeros((len(triples), call.v.shape[3])), np.zeros(len(triples))
+    if call.softcap is None:
+        return out, lse
+    for b, h, block in call.blocks(triples):
+        with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
+            out[block], lse[block] = _softcap_error(call, b, h, triples[block, 2], tanh_error)
+    return np.nan_to_num(out, posinf=0), np.nan_to_num(lse)
+
+
+def _softcap_error(call: Call, b: int, h: int, i: Ints, tanh_error: float) -> tuple[Array, Array]:
+    e = tanh_error * np.where(call.visible(b, h, i), np.abs(call.products(b, h, i, np.float64)), 0)
+    largest = e.max(axis=1, keepdims=True, initial=0)
+    p, _, _ = call.softmax(b, h, i, np.float64)
+    pe, kept, v = p * e, call.kept(b, h, i, np.float64), call.keys(call.v, b, h, np.float64)
+    total = pe.sum(axis=1, keepdims=True)
+    exact, _ = call.attend(b, h, i)
+    squares = (pe * kept**2) @ v**2 - 2 * exact * ((pe * kept) @ v) + total * exact**2
+    return np.exp(2 * largest) * np.sqrt(total * np.maximum(squares, 0)), largest[:, 0]
+
+
+def _triples(rows: ArrayLike) -> Ints:
     return np.asarray(rows, np.int64).reshape(-1, 3)

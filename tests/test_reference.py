@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cupy_fa2 import reference
+from cupy_fa2 import definition, reference
 
 
 def direct(q, k, v, *, causal=False, align="bottom-right", softmax_scale=None):
@@ -116,7 +116,7 @@ def test_heads_of_a_group_are_neighbours():
 def test_block_size_does_not_matter(monkeypatch, elements):
     q, k, v = draw((2, 9, 4, 5), (2, 13, 2, 5), 3)
     whole = reference.attention(q, k, v, causal=True)
-    monkeypatch.setattr(reference, "_BLOCK_ELEMENTS", elements)
+    monkeypatch.setattr(definition, "BLOCK_ELEMENTS", elements)
     for a, b in zip(reference.attention(q, k, v, causal=True), whole, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-13, atol=1e-15)
 
@@ -124,16 +124,16 @@ def test_block_size_does_not_matter(monkeypatch, elements):
 def test_memory_is_bounded_by_the_block(monkeypatch):
     """No array of scores is larger than one block."""
     largest = 0
-    scores = reference._Call.scores
+    scores = definition.Call.scores
 
     def measured(*args):
         nonlocal largest
         result = scores(*args)
-        largest = max(largest, result[0].size)
+        largest = max(largest, result.size)
         return result
 
-    monkeypatch.setattr(reference._Call, "scores", measured)
-    monkeypatch.setattr(reference, "_BLOCK_ELEMENTS", 1 << 12)
+    monkeypatch.setattr(definition.Call, "scores", measured)
+    monkeypatch.setattr(definition, "BLOCK_ELEMENTS", 1 << 12)
     q, k, v = draw((1, 300, 2, 2), (1, 500, 1, 2), 2)
     reference.attention(q, k, v)
     assert 0 < largest <= 1 << 12
