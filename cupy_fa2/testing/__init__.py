@@ -2,6 +2,7 @@
 
 - the tolerance rule: `tolerance`, `lse_tolerance`, `assert_attention_close`;
 - inputs: `random_qkv`, and arrays that lie in memory in every odd way with NaN all around them: `poisoned`;
+- `random_bias` and `random_mask`, broadcast in every way;
 - `attention_examples`, a Hypothesis strategy of whole calls.
 
 Arrays are NumPy's, or CuPy's where `xp` is the module `cupy`.
@@ -11,10 +12,13 @@ from cupy_fa2.reference import host
 
 from .arrays import DTYPES, STORAGES, Storage, assert_poison_intact, poisoned, random_qkv
 from .examples import Example, attention_examples
+from .operands import OPERAND_AXES, OPERAND_STORAGES, random_bias, random_mask
 from .tolerance import assert_attention_close, lse_tolerance, sample_rows, tolerance, ulp
 
 __all__ = [
     "DTYPES",
+    "OPERAND_AXES",
+    "OPERAND_STORAGES",
     "STORAGES",
     "Example",
     "Storage",
@@ -24,6 +28,8 @@ __all__ = [
     "host",
     "lse_tolerance",
     "poisoned",
+    "random_bias",
+    "random_mask",
     "random_qkv",
     "sample_rows",
     "tolerance",
