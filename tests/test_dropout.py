@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+import cupy_fa2
 from cupy_fa2 import dropout
 from cupy_fa2.dropout import dropout_mask, dropout_values, philox_4x32, threshold
 
@@ -207,3 +208,7 @@ def test_the_examples_of_the_documentation():
     result = doctest.testmod(dropout)
     assert result.attempted > 0
     assert result.failed == 0
+
+
+def test_the_mask_is_public():
+    assert cupy_fa2.dropout_mask is dropout_mask
