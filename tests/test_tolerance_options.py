@@ -199,6 +199,7 @@ def test_operands_broadcast_and_stand_among_poison(axes, storage):
         (random_bias(axes + " f32", SIZES, "float16", storage, rng=rng), np.float32),
         (random_mask(axes, SIZES, storage, rng=rng), np.bool_),
     ):
+        assert isinstance(made, np.ndarray)
         assert made.dtype == dtype
         assert made.shape == tuple(1 if axis == "1" else SIZES[axis] for axis in axes)
         np.broadcast_to(made, (3, 2, 5, 7))

@@ -125,4 +125,4 @@ def _placed(values: Any, dtype: Any, storage: str, axes: str, xp: Any) -> Any:
     poison = 1 if dtype is np.bool_ else np.nan
     values = values.astype(dtype).reshape(shape)
     array = poisoned(shape, dtype, _STORAGES[storage](), values=values, poison=poison, xp=xp)
-    return array[(0,) * (4 - len(axes))] if len(axes) < 4 else array
+    return array[(*[0] * (4 - len(axes)), ...)]  # with the dots, an array of no axes stays an array
