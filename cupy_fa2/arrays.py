@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from cupy_fa2.params import MAX_SEQLEN
 from cupy_fa2.qkv import padded_head_dim
-from cupy_fa2.runtime import refuse_capture
 
 __all__ = [
     "address_of",
     "adopt",
-    "as_int32",
     "check_overlap",
-    "device_diagonals",
     "empty_aligned",
     "import_cupy",
     "packed",
@@ -76,31 +73,6 @@ def packed(xp: Any, x: Any) -> Any:
     return copy
 
 
-def as_int32(xp: Any, align: Any, address: int) -> Any:
-    """The offsets as aligned, contiguous int32. Clamping changes nothing: no sequence is longer."""
-    if align.dtype == np.int32 and align.flags.c_contiguous and address % 4 == 0:
-        return align
-    info = np.iinfo(align.dtype)
-    return xp.ascontiguousarray(xp.clip(align, max(info.min, -MAX_SEQLEN), min(info.max, MAX_SEQLEN)).astype(np.int32))
-
-
-def device_diagonals(cupy: Any, align: Any, device_id: int) -> tuple[Any, int]:
-    """`align` given as something else than a word or an int: a CuPy array, and its address as int32."""
-    if isinstance(align, np.integer):
-        return int(align), 0
-    if not hasattr(align, "shape"):
-        return align, 0  # left to Problem, to refuse by name
-    align = adopt(cupy, "align", align)
-    if align.data.device_id != device_id:
-        raise ValueError(f"align must be on q's CUDA device {device_id}, got {align.data.device_id}")
-    if align.dtype.kind not in "iu" or align.ndim != 1 or align.size == 0:
-        return align, 0
-    if align.dtype != np.int32 or not align.flags.c_contiguous or align.data.ptr % 4:
-        refuse_capture("align has to be converted first", "pass a contiguous int32 array")
-        align = as_int32(cupy, align, align.data.ptr)
-    return align, align.data.ptr
-
-
 class _Footprint:
     """An array's addresses without its memory, for NumPy's exact overlap test, which never looks at contents."""
 
@@ -114,7 +86,7 @@ class _Footprint:
         }
 
 
-def check_overlap(out: Any, out_address: int, inputs: tuple[tuple[str, Any, int], ...]) -> None:
+def check_overlap(out: Any, out_address: int, inputs: Iterable[tuple[str, Any, int]]) -> None:
     """Refuse an `out` that shares a byte with an input: a block would read what another has already written."""
     low, high = (out_address + end for end in span(out))
     for name, x, address in inputs:

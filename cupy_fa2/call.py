@@ -18,16 +18,15 @@ from cupy_fa2 import ptxsim
 from cupy_fa2.arrays import (
     address_of,
     adopt,
-    as_int32,
     check_overlap,
-    device_diagonals,
     empty_aligned,
     import_cupy,
     packed,
     span,
 )
 from cupy_fa2.device import cuda_device
-from cupy_fa2.options import Options, check_bool
+from cupy_fa2.operands import FIELDS, Extras, device_pointer, host_operands, readable
+from cupy_fa2.options import Options, check_bool, seed_bits
 from cupy_fa2.params import FWD_PARAMS, FWD_TENSOR_PARAMS_BYTES, TENSOR_MAPS_AT, FwdBindings
 from cupy_fa2.plan import Plan, encode_forward, plan_forward
 from cupy_fa2.problem import Problem
@@ -42,8 +41,8 @@ SIMULATOR_LIMIT = 1e9  # multiply-adds that just run: half a minute at most
 _OUT_NUMPY = {name: dtype for dtype, name in OUT_DTYPES.items()}
 _POINTERS = struct.Struct("<5Q")  # q, k, v, out, lse, adjacent in FwdParams
 _POINTERS_AT = FWD_PARAMS.offset("q")
-_DIAGONALS = struct.Struct("<Q")
-_DIAGONALS_AT = FWD_PARAMS.offset("diagonal_offsets")
+_FIELD = struct.Struct("<Q")  # any other address, or the seed
+_FIELDS_AT = {name: FWD_PARAMS.offset(name) for name in FwdBindings._fields}
 
 _MAX_PREPARED = 4096
 _MAX_MAPS = 64  # of each
@@ -59,6 +58,7 @@ class Prepared:
     args: bytes
     empty: bool  # no output element
     spans: tuple[tuple[int, int], ...]  # of q, k, v and out: first byte and the one after the last, from the address
+    operand_spans: dict[str, tuple[int, int]]  # of the options that are arrays on the device
     boxes: tuple[TensorBox, TensorBox] | None  # of k and v, for a kernel that takes tensor maps
     maps: dict[tuple[int, int], bytes]  # by addresses of k and v
 
@@ -113,21 +113,18 @@ def flash_attention(q: Any, k: Any, v: Any, options: Options) -> Any:
 
 def _launch(cupy: Any, q: Any, k: Any, v: Any, options: Options) -> Any:
     """The call on the current device and its current stream."""
-    causal, align, softmax_scale, layout = options.causal, options.align, options.softmax_scale, options.layout
-    out, out_dtype, return_lse = options.out, options.out_dtype, options.return_lse
+    out, align, softmax_scale = options.out, options.align, options.softmax_scale
     q_ptr, k_ptr, v_ptr = q.data.ptr, k.data.ptr, v.data.ptr
     out_ptr = 0 if out is None else out.data.ptr
-    diagonals = 0
-    if not isinstance(align, str | int):
-        align, diagonals = device_diagonals(cupy, align, q.data.device_id)
-        options = options._replace(align=align)
+    extras = None if options.plain else Extras.of(cupy, options, q.data.device_id)
     # Equal keys must mean equal calls: True == 1 == 1.0, hence the types.
     key = (
         q.data.device_id,
         *(q.shape, q.strides, q.dtype, k.shape, k.strides, k.dtype, v.shape, v.strides, v.dtype),
         *(q_ptr & 15, k_ptr & 15, v_ptr & 15, out_ptr & 15),
-        *(causal, type(causal), layout, out_dtype, softmax_scale, type(softmax_scale)),
-        *((align, type(align)) if diagonals == 0 else (None, align.shape)),
+        *(options.causal, type(options.causal), options.layout, options.out_dtype),
+        *(softmax_scale, type(softmax_scale)),
+        *((align, type(align)) if extras is None else extras.signature),
         None if out is None else (out.shape, out.strides, out.dtype),
     )
     try:
@@ -135,7 +132,7 @@ def _launch(cupy: Any, q: Any, k: Any, v: Any, options: Options) -> Any:
     except TypeError:  # an argument that cannot be hashed is checked every time
         key, call = (), None
     if call is None:
-        call = _prepare(key, q, k, v, options)
+        call = _prepare(key, q, k, v, options, {} if extras is None else extras.operands)
     problem = call.problem
     if out is None:
         out = cupy.empty(problem.out_shape, _OUT_NUMPY[problem.out_dtype])
@@ -148,9 +145,11 @@ def _launch(cupy: Any, q: Any, k: Any, v: Any, options: Options) -> Any:
             and (v_ptr + v_low >= high or low >= v_ptr + v_high)
         ):
             check_overlap(out, out_ptr, (("q", q, q_ptr), ("k", k, k_ptr), ("v", v, v_ptr)))
-        if diagonals:
-            check_overlap(out, out_ptr, (("align", align, diagonals),))
-    lse = cupy.empty(problem.lse_shape, np.float32) if return_lse else None
+        if extras is not None:
+            extras.check_overlap(out, low, high, call.operand_spans)
+    # Held until the launch: what is freed before could become lse.
+    operands = {} if extras is None else readable(cupy, extras.operands, problem)
+    lse = cupy.empty(problem.lse_shape, np.float32) if options.return_lse else None
     if not call.empty:
         if any(problem.copied):
             refuse_capture("q, k or v has to be copied first", "pass aligned arrays with a contiguous last axis")
@@ -158,18 +157,25 @@ def _launch(cupy: Any, q: Any, k: Any, v: Any, options: Options) -> Any:
             q_ptr, k_ptr, v_ptr = q.data.ptr, k.data.ptr, v.data.ptr
         args = bytearray(call.args)
         _POINTERS.pack_into(args, _POINTERS_AT, q_ptr, k_ptr, v_ptr, out.data.ptr, 0 if lse is None else lse.data.ptr)
-        if diagonals:
-            _DIAGONALS.pack_into(args, _DIAGONALS_AT, diagonals)
+        if extras is not None:
+            _FIELD.pack_into(args, _FIELDS_AT["dropout_seed"], extras.seed)
+            for name, x in operands.items():
+                _FIELD.pack_into(args, _FIELDS_AT[FIELDS[name]], x.data.ptr)
         if call.boxes is not None:
             args[TENSOR_MAPS_AT:] = call.tensor_maps(k_ptr, v_ptr)
         call.kernel(call.plan, args)
     return out if lse is None else (out, lse)
 
 
-def _prepare(key: tuple[Any, ...], q: Any, k: Any, v: Any, options: Options) -> Prepared:
+def _prepare(key: tuple[Any, ...], q: Any, k: Any, v: Any, options: Options, operands: dict[str, Any]) -> Prepared:
     device_id, out = q.data.device_id, options.out
     problem = Problem.from_arrays(
-        q, k, v, options, addresses=(q.data.ptr, k.data.ptr, v.data.ptr, 0 if out is None else out.data.ptr)
+        q,
+        k,
+        v,
+        options._replace(**operands),
+        addresses=(q.data.ptr, k.data.ptr, v.data.ptr, 0 if out is None else out.data.ptr),
+        option_addresses={name: device_pointer(x) for name, x in operands.items()},
     )
     plan = plan_forward(problem, cuda_device(device_id))
     kernel = load_cuda(plan, device_id)
@@ -179,7 +185,9 @@ def _prepare(key: tuple[Any, ...], q: Any, k: Any, v: Any, options: Options) -> 
         args = args.ljust(FWD_TENSOR_PARAMS_BYTES, b"\0")
         boxes = key_value_boxes(problem, plan)
     spans = tuple(span(x) for x in (q, k, v, q if out is None else out))
-    call = Prepared(problem, plan, kernel, args, math.prod(problem.out_shape) == 0, spans, boxes, {})
+    operand_spans = {name: span(x) for name, x in operands.items() if not isinstance(x, np.ndarray)}
+    empty = math.prod(problem.out_shape) == 0
+    call = Prepared(problem, plan, kernel, args, empty, spans, operand_spans, boxes, {})
     if key:
         if len(_prepared) >= _MAX_PREPARED:
             _prepared.clear()
@@ -189,14 +197,20 @@ def _prepare(key: tuple[Any, ...], q: Any, k: Any, v: Any, options: Options) -> 
 
 def _simulate(q: Any, k: Any, v: Any, options: Options) -> Any:
     """The call on NumPy arrays."""
-    out, align = options.out, options.align
+    out = options.out
     if out is not None and not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a numpy.ndarray like q, k and v, got {type(out).__name__}")
-    if hasattr(align, "shape") and not isinstance(align, np.ndarray | np.generic):
-        raise TypeError(f"align must be a numpy.ndarray where q, k and v are, got {type(align).__name__}")
+    operands = host_operands(options)
+    options = options._replace(**operands)
     problem = Problem.from_arrays(
-        q, k, v, options, addresses=(address_of(q), address_of(k), address_of(v), 0 if out is None else address_of(out))
+        q,
+        k,
+        v,
+        options,
+        addresses=(address_of(q), address_of(k), address_of(v), 0 if out is None else address_of(out)),
+        option_addresses={name: address_of(x) for name, x in operands.items()},
     )
+    operands = readable(np, operands, problem)
     simulator = current_simulator()
     if simulator.limited and problem.multiply_adds > SIMULATOR_LIMIT:
         raise ValueError(
@@ -209,24 +223,20 @@ def _simulate(q: Any, k: Any, v: Any, options: Options) -> Any:
     else:
         if not out.flags.writeable:
             raise ValueError("out is read-only; pass a writable array")
-        others = [("q", q, address_of(q)), ("k", k, address_of(k)), ("v", v, address_of(v))]
-        if isinstance(align, np.ndarray):
-            others.append(("align", align, address_of(align)))
-        check_overlap(out, address_of(out), tuple(others))
+        others = {"q": q, "k": k, "v": v, **operands}
+        check_overlap(out, address_of(out), [(name, x, address_of(x)) for name, x in others.items()])
     lse = empty_aligned(problem.lse_shape, np.dtype(np.float32)) if options.return_lse else None
     if out.size:
         plan = plan_forward(problem, simulator.device)
         inputs = [packed(np, x) if copied else x for x, copied in zip((q, k, v), problem.copied, strict=True)]
         memory = ptxsim.GlobalMemory()
-        pointers = [memory.bind(x, name) for x, name in zip(inputs, "qkv", strict=True)]
-        pointers.append(memory.bind(out, "out", writable=True))
-        pointers.append(0 if lse is None else memory.bind(lse, "lse", writable=True))
-        diagonals = 0
-        if problem.diagonal is None:
-            diagonals = memory.bind(as_int32(np, align, address_of(align)), "align")
-        bindings = FwdBindings(*pointers)._replace(diagonal_offsets=diagonals)
-        args = arguments(problem, plan, bindings, _simulated_map)
-        simulator.run(plan, args, memory)
+        bound = {name: memory.bind(x, name) for x, name in zip(inputs, "qkv", strict=True)}
+        bound["out"] = memory.bind(out, "out", writable=True)
+        bound["lse"] = 0 if lse is None else memory.bind(lse, "lse", writable=True)
+        bound |= {FIELDS[name]: memory.bind(x, name) for name, x in operands.items()}
+        seed = 0 if "dropout_seed" in operands else seed_bits(options.dropout_seed)
+        bindings = FwdBindings(**bound, dropout_seed=seed)
+        simulator.run(plan, arguments(problem, plan, bindings, _simulated_map), memory)
     return out if lse is None else (out, lse)
 
 

@@ -31,6 +31,9 @@ __all__ = [
     "seed_bits",
 ]
 
+# Unions would be made anew for every test.
+_BOOLS = (bool, np.bool_)
+_WORDS_AND_INTS = (str, int)  # align that is no array
 _LARGEST = float(np.finfo(np.float32).max)
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
@@ -59,10 +62,24 @@ class Options(NamedTuple):
     out_dtype: Any = None
     return_lse: Any = False
 
+    @property
+    def plain(self) -> bool:
+        """Whether nothing has to be looked at but causal, align (no array), the scale, and what is returned how."""
+        # Unpacked at once, since every warm call comes through here.
+        _, window, align, _, softcap, slopes, bias, mask, sinks, seqlens_q, seqlens_k, dropout_p, seed, _, _, _, _ = (
+            self
+        )
+        return (
+            window is softcap is slopes is bias is mask is sinks is seqlens_q is seqlens_k is seed is None
+            and type(dropout_p) is float
+            and dropout_p == 0.0
+            and isinstance(align, _WORDS_AND_INTS)
+        )
+
 
 def check_bool(name: str, value: Any) -> bool:
     """`value`, if it is a bool."""
-    if not isinstance(value, bool | np.bool_):
+    if not isinstance(value, _BOOLS):
         raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
     return bool(value)
 
@@ -260,8 +277,8 @@ def check_seed(seed: Any) -> None:
 
 
 def seed_bits(seed: Any) -> int:
-    """A seed that is on the host as an unsigned number of 64 bits."""
-    return int(seed) & 0xFFFFFFFFFFFFFFFF
+    """A seed that is on the host as an unsigned number of 64 bits; 0 for none."""
+    return 0 if seed is None else int(seed) & 0xFFFFFFFFFFFFFFFF
 
 
 def _element_strides(name: str, x: Any, dtypes: tuple[np.dtype[Any], ...], address: int) -> tuple[int, ...]:
