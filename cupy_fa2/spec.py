@@ -249,13 +249,16 @@ class KernelSpec:
     def render(self) -> str:
         """The translation unit."""
         mask = "WindowMask" if self.window else "CausalMask" if self.causal else "NoMask"
-        epilogue = f"WriteOut<{self.out_dtype}, {str(self.out_vectors).lower()}>"
+        lengths = "PaddedLengths" if self.padded else "FullLengths"
+        dropout = "Dropout" if self.dropout else "NoDropout"
+        epilogue = f"WriteOut<{self.out_dtype}, {str(self.out_vectors).lower()}, {str(self.sinks).lower()}>"
         kv, header, argument = KV_POLICIES[self.kv]
         return f"""#include "sm80/fwd.cuh"
 #include "{header}"
 using namespace fa2;
 using Kernel = FwdKernel<{self.tile.render()},
-                         {self.dtype}, {mask}, {self.score_modifiers()}, {kv}, {epilogue}>;
+                         {self.dtype}, {lengths}, {mask}, {self.score_modifiers()},
+                         {dropout}, {kv}, {epilogue}>;
 static_assert(Kernel::kThreads == {self.tile.threads} && Kernel::kSharedBytes == {self.shared_bytes});
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, {self.min_blocks})
 {ENTRY}(const __grid_constant__ {argument} params) {{ Kernel::run(params); }}

@@ -20,13 +20,21 @@ struct CopyStream {
   static constexpr int kSharedBytes = kStages * (KTile::kBytes + VTile::kBytes);
   static constexpr int kGroupsStarted = 1;  // cp.async groups that `start` leaves in flight
 
+  using Lengths = typename Tiles::Lengths;
+
   const FwdParams& params;
+  const Lengths& lengths;
   Rows keys, values;
   u32 sK, sV;
   int buffer = kStages - 1;  // of the tile being computed; flipped, or left at 0, by acquire_k
 
-  CopyStream(const FwdParams& params, u32 shared, const Rows& keys, const Rows& values)
-      : params(params), keys(keys), values(values), sK(shared), sV(shared + kStages * KTile::kBytes) {}
+  CopyStream(const FwdParams& params, const Lengths& lengths, u32 shared, const Rows& keys, const Rows& values)
+      : params(params),
+        lengths(lengths),
+        keys(keys),
+        values(values),
+        sK(shared),
+        sV(shared + kStages * KTile::kBytes) {}
 
   int k_offset() const { return buffer * KTile::kBytes; }
   int v_offset() const { return buffer * VTile::kBytes; }
@@ -67,11 +75,11 @@ struct CopyStream {
  private:
   void copy_k(int n_block, int into) {
     const int first = n_block * KTile::kNumRows;
-    copy_tile_async<KTile, kThreads>(sK + into * KTile::kBytes, keys, first, params.seqlen_k, params.head_dim);
+    copy_tile_async<KTile, kThreads>(sK + into * KTile::kBytes, keys, first, lengths.seqlen_k(), params.head_dim);
   }
   void copy_v(int n_block, int into) {
     const int first = n_block * VTile::kNumRows;
-    copy_tile_async<VTile, kThreads>(sV + into * VTile::kBytes, values, first, params.seqlen_k, params.head_dim_v);
+    copy_tile_async<VTile, kThreads>(sV + into * VTile::kBytes, values, first, lengths.seqlen_k(), params.head_dim_v);
   }
 };
 

@@ -141,6 +141,28 @@ inline float rounded(float x) {
   return y;
 }
 
+// A packed pair's low or high half.
+template <class T>
+inline float unpack_low(u32 pair) {
+  float y;
+  if constexpr (kSame<T, f16>) {
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\ncvt.f32.f16 %0, l;\n}" : "=f"(y) : "r"(pair));
+  } else {
+    y = __uint_as_float(pair << 16);  // a bfloat16 is the upper half of a float
+  }
+  return y;
+}
+template <class T>
+inline float unpack_high(u32 pair) {
+  float y;
+  if constexpr (kSame<T, f16>) {
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\ncvt.f32.f16 %0, h;\n}" : "=f"(y) : "r"(pair));
+  } else {
+    y = __uint_as_float(pair & 0xffff0000u);
+  }
+  return y;
+}
+
 // 2^x. Exact at integers; subnormal results flush to 0; exp2(-inf) = 0.
 inline float exp2(float x) {
   float y;
@@ -151,6 +173,19 @@ inline float exp2(float x) {
 inline float log2(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Within 2^-11 of the true value, relatively.
+inline float tanh(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+inline float abs(float x) {
+  float y;
+  asm("abs.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -185,6 +220,39 @@ inline bool any(bool predicate) {
                : "=r"(result)
                : "r"(static_cast<u32>(predicate)), "n"(kAllLanes));
   return result != 0;
+}
+
+// ---- loads of what no thread writes, through the read-only path
+// ------------------------------------------------------
+
+inline u32 load_global_b8(const void* global) {
+  u32 value;
+  asm("ld.global.nc.u8 %0, [%1];" : "=r"(value) : "l"(global));
+  return value;
+}
+inline u32 load_global_b16(const void* global) {
+  u32 value;
+  asm("ld.global.nc.u16 %0, [%1];" : "=r"(value) : "l"(global));
+  return value;
+}
+inline u32 load_global_b32(const void* global) {
+  u32 value;
+  asm("ld.global.nc.u32 %0, [%1];" : "=r"(value) : "l"(global));
+  return value;
+}
+inline float load_global_f32(const void* global) {
+  float value;
+  asm("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(global));
+  return value;
+}
+
+struct FloatPair {
+  float low, high;
+};
+inline FloatPair load_global_pair(const void* global) {
+  FloatPair pair;
+  asm("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(pair.low), "=f"(pair.high) : "l"(global));
+  return pair;
 }
 
 // ---- stores -------------------------------------------------------------------------------------------------------

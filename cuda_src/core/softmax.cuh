@@ -78,13 +78,29 @@ struct OnlineSoftmax {
     }
   }
 
-  // Tested by the sum and not by the reference: a row of NaN scores raises no maximum, and must stay NaN.
-  bool is_empty(int r) const { return row_sum[r] == 0.f; }
-  float inverse_sum(int r) const { return __frcp_rn(kSumRounded ? rounded_sum[r] : row_sum[r]); }
-  // log sum_j e^(scores): natural, as every consumer of `lse` wants it.
-  float log_sum_exp(int r) const {
-    const float log2_sum = ptx::log2(row_sum[r]);
-    return is_empty(r) ? -kInfinity : (is_large(r) ? scaled(reference[r]) + log2_sum : shift[r] + log2_sum) * kLn2;
+  // What is left to know of a row, after `finish`.
+  struct Result {
+    bool empty;              // nothing was seen. Told by the sum and not by the reference: a row of NaN scores raises
+                             // no maximum, and must stay NaN
+    float factor;            // of O
+    float log2_sum_of_exp2;  // of the scaled scores
+  };
+
+  Result result(int r) const {
+    const bool empty = row_sum[r] == 0.f;
+    return {empty, __frcp_rn(kSumRounded ? rounded_sum[r] : row_sum[r]),
+            empty ? -kInfinity : log2_reference(r) + ptx::log2(row_sum[r])};
+  }
+
+  // With one score more, which has no value: `sink`, in log2.
+  Result result_with_sink(int r, float sink) const {
+    const bool empty = row_sum[r] == 0.f;
+    const float reference = ptx::max(log2_reference(r), sink);
+    const float factor = ptx::exp2(log2_reference(r) - reference);
+    const float sink_weight = ptx::exp2(sink - reference);
+    const float sum = row_sum[r] * factor + sink_weight;
+    const float weight = (kSumRounded ? rounded_sum[r] : row_sum[r]) * factor + sink_weight;
+    return {empty, factor * __frcp_rn(weight), reference + ptx::log2(sum)};
   }
 
  private:
@@ -97,6 +113,8 @@ struct OnlineSoftmax {
     const float s = scaled(reference[r]);
     return (s >= kLarge || s <= -kLarge) && reference[r] != kLowest;
   }
+
+  float log2_reference(int r) const { return is_large(r) ? scaled(reference[r]) : shift[r]; }
 
   static float sum_quad(float x) {
     x += ptx::shfl_xor<1>(x);

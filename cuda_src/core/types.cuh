@@ -20,7 +20,8 @@ struct bf16 {
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
 constexpr float kLowest = -3.40282347e38f;     // the lowest finite float
-constexpr float kLn2 = 0.693147180559945309f;  // the softmax works in base 2, `lse` is a natural logarithm
+constexpr float kLn2 = 0.693147180559945309f;  // the softmax works in base 2, scores and `lse` are natural
+constexpr float kLog2E = 1.44269504088896341f;
 constexpr int kWarpSize = 32;
 
 template <class A, class B>
@@ -30,6 +31,7 @@ inline constexpr bool kSame<A, A> = true;
 
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 constexpr int min(int a, int b) { return a < b ? a : b; }
+constexpr u32 min(u32 a, u32 b) { return a < b ? a : b; }
 constexpr int max(int a, int b) { return a < b ? b : a; }
 
 }  // namespace fa2

@@ -34,16 +34,18 @@ inline void transpose_pair(u32 (&x)[2]) {
 }
 
 // `out` in the type Out (f16, bf16 or float), and `lse` where its pointer is not null. kVectors: rows of out start at
-// 16-byte boundaries, their elements are adjacent, and head_dim_v is a multiple of 8.
-template <class Out, bool kVectors>
+// 16-byte boundaries, their elements are adjacent, and head_dim_v is a multiple of 8. kSinks: every head has one score
+// more, which weighs but has no value.
+template <class Out, bool kVectors, bool kSinks>
 struct WriteOut {
   static constexpr int kItemSize = kSame<Out, float> ? 4 : 2;
   // Whether `out` is fine enough to show that probabilities were rounded for the second product but not for their sum.
   static constexpr bool kSumRounded = kSame<Out, float>;
 
-  template <int kMTiles, int kCols, class Softmax>
-  static void store(const FwdParams& params, const WorkItem& work, int warp_row, OutFragment<kMTiles, kCols>& o,
-                    Softmax& softmax) {
+  // `rescale`: of the values, for dropout.
+  template <int kMTiles, int kCols, class Softmax, class Lengths>
+  static void store(const FwdParams& params, const Lengths& lengths, const WorkItem& work, int warp_row,
+                    OutFragment<kMTiles, kCols>& o, Softmax& softmax, float rescale) {
     softmax.finish();
     char* const out = reinterpret_cast<char*>(params.out) +
                       (work.batch * params.out_stride_batch + work.head * params.out_stride_head) * kItemSize;
@@ -53,17 +55,20 @@ struct WriteOut {
     for (int r = 0; r < kMTiles * kRowsPerMTile; ++r) {
       const int row = work.row_begin + warp_row + fragment_row(r);
       const bool stored = row < params.seqlen_q;
-      const bool empty = softmax.is_empty(r);
-      const float inverse = softmax.inverse_sum(r);
+      const typename Softmax::Result result = finished(params, softmax, r, work.head);
+      const bool padding = Lengths::kPadded && row >= lengths.seqlen_q();
+      const bool empty = padding || result.empty;
+      const float factor = result.factor * rescale;
 #pragma unroll
       for (int n = 0; n < kCols / 8; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float& value = o.c[r / 2][n][r % 2 * 2 + i];
-          value = empty ? 0.f : value * inverse;  // exactly 0, also where 0 x NaN came from a masked value
+          value = empty ? 0.f : value * factor;  // exactly 0, also where 0 x NaN came from a masked value
         }
       if (stored && params.lse != 0 && lane_id() % 4 == 0) {
-        ptx::store_global(lse + row * params.lse_stride_seq, softmax.log_sum_exp(r));
+        // A natural logarithm, as every consumer of `lse` wants it.
+        ptx::store_global(lse + row * params.lse_stride_seq, padding ? -kInfinity : result.log2_sum_of_exp2 * kLn2);
       }
       char* const out_row = out + row * (params.out_stride_seq * kItemSize);
       if constexpr (kVectors) {
@@ -75,6 +80,16 @@ struct WriteOut {
   }
 
  private:
+  template <class Softmax>
+  static typename Softmax::Result finished(const FwdParams& params, const Softmax& softmax, int r, int head) {
+    if constexpr (kSinks) {
+      const float* sinks = reinterpret_cast<const float*>(params.sinks);
+      return softmax.result_with_sink(r, sinks[head * params.sinks_stride] * kLog2E);
+    } else {
+      return softmax.result(r);
+    }
+  }
+
   // Whole 32-byte sectors per quad. Lanes of rows that are not stored still take part in the exchange.
   template <int kMTiles, int kCols>
   static void store_vectors(const OutFragment<kMTiles, kCols>& o, int r, char* out_row, bool stored, int head_dim_v) {

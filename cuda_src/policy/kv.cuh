@@ -47,9 +47,9 @@ struct DenseKV {
 
   template <class Tiles>
   struct Stream : CopyStream<Tiles, DenseRows> {
-    Stream(const FwdParams& p, u32 shared, int batch, int head_k)
+    Stream(const FwdParams& p, const typename Tiles::Lengths& lengths, u32 shared, int batch, int head_k)
         : CopyStream<Tiles, DenseRows>(
-              p, shared, DenseRows(p.k, p.k_stride_batch, p.k_stride_seq, p.k_stride_head, batch, head_k),
+              p, lengths, shared, DenseRows(p.k, p.k_stride_batch, p.k_stride_seq, p.k_stride_head, batch, head_k),
               DenseRows(p.v, p.v_stride_batch, p.v_stride_seq, p.v_stride_head, batch, head_k)) {}
   };
 };

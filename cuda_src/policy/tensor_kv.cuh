@@ -4,6 +4,7 @@
 
 #include "core/tile.cuh"
 #include "params.cuh"
+#include "policy/lengths.cuh"
 
 namespace fa2 {
 
@@ -44,7 +45,7 @@ struct TensorKV {
     int buffer = kStages - 1;  // of the tile being computed
     u32 phase = 1;             // parity of its barriers' phase: flips with every turn around the ring
 
-    Stream(const FwdTensorParams& params, u32 shared, int batch, int head_k)
+    Stream(const FwdTensorParams& params, const FullLengths&, u32 shared, int batch, int head_k)
         : params(params), sK(shared), sV(shared + kStages * KTile::kBytes), batch(batch), head_k(head_k) {}
 
     int k_offset() const { return buffer * KTile::kBytes; }

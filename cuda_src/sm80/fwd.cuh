@@ -8,9 +8,12 @@
 #include "core/gemm.cuh"
 #include "core/softmax.cuh"
 #include "core/work.cuh"
+#include "policy/dropout.cuh"
 #include "policy/epilogue.cuh"
 #include "policy/kv.cuh"
+#include "policy/lengths.cuh"
 #include "policy/mask.cuh"
+#include "policy/operand.cuh"
 #include "policy/score.cuh"
 
 namespace fa2 {
@@ -26,8 +29,11 @@ struct FwdTile {
   bool q_in_registers;  // Q's fragments are read once and kept, not read again for every key tile
 };
 
-template <FwdTile kTile, class T, class Mask, class Score, class KV, class Epilogue>
+template <FwdTile kTile, class T, class Lengths_, template <class> class Mask_, class Score, class Dropout, class KV,
+          class Epilogue>
 struct FwdKernel {
+  using Lengths = Lengths_;
+  using Mask = Mask_<Lengths>;
   static constexpr int kThreads = kTile.num_warps * kWarpSize;
   static constexpr int kMTiles = kTile.block_m / kTile.num_warps / 16;
   static constexpr int kChunks = kTile.block_n / ScoreChunk<kMTiles>::kCols;
@@ -39,6 +45,7 @@ struct FwdKernel {
     using VTile = SharedTile<kTile.block_n, kTile.head_dim_v>;
     static constexpr int kStages = kTile.stages;
     static constexpr int kThreads = FwdKernel::kThreads;
+    using Lengths = FwdKernel::Lengths;
     static constexpr int kStep = kTile.last_to_first ? -1 : 1;
   };
   using QTile = SharedTile<kTile.block_m, kTile.head_dim>;
@@ -49,29 +56,41 @@ struct FwdKernel {
 
   static void run(const Params& params) {
     extern __shared__ __align__(Stream::kAlignment) char shared[];
-    const WorkItem work = WorkItem::from_block<kTile.block_m, Mask::kCausal>(params);
-    const Mask mask(params, work.batch);
+    const WorkItem work = WorkItem::from_block<kTile.block_m, Mask::kRight>(params);
+    const Lengths lengths(params, work.batch);
+    const Mask mask(params, lengths);
     const int warp_row = warp_id() * kMTiles * 16;
 
-    // Key tiles [0, n_end) are seen by some row, [0, n_full) whole by every row.
-    const int last_row = min(work.row_begin + kTile.block_m, params.seqlen_q) - 1;
-    const int n_end = ceil_div(mask.row_end(last_row), kTile.block_n);
-    const int n_full = mask.row_end(work.row_begin) / kTile.block_n;
+    // Key tiles [n_begin, n_end) are seen by some row, [n_full_begin, n_full_end) whole by every row.
+    const int last_row = min(work.row_begin + kTile.block_m, lengths.seqlen_q()) - 1;
+    const int n_begin = Mask::kLeft ? mask.row_begin(work.row_begin) / kTile.block_n : 0;
+    const int n_end =
+        Lengths::kPadded && last_row < work.row_begin ? 0 : ceil_div(mask.row_end(last_row), kTile.block_n);
+    const int n_full_begin = Mask::kLeft ? ceil_div(mask.row_begin(last_row), kTile.block_n) : 0;
+    const int n_full_end = mask.row_end(work.row_begin) / kTile.block_n;
 
     OutFragment<kMTiles, kTile.head_dim_v> o;
-    OnlineSoftmax<T, kMTiles, kTile.slack, Epilogue::kSumRounded> softmax(params.scale_log2);
+    ScoreContext context{params,
+                         work.batch,
+                         work.head,
+                         work.row_begin + warp_row,
+                         clamped_shift(lengths.diagonal()),
+                         Score::first_unit(params)};
+    typename Score::template Of<kMTiles, kChunks> score(context);
+    typename Dropout::template Of<kMTiles> dropout(params, work.batch, work.head, work.row_begin + warp_row);
+    OnlineSoftmax<T, kMTiles, kTile.slack, Epilogue::kSumRounded> softmax(context.unit);
     o.clear();
 
-    if (n_end > 0) {
+    if (n_end > n_begin) {
       const u32 sQ = ptx::shared_address(shared);
       const u32 sK = sQ + QTile::kBytes;
-      int n_block = kTile.last_to_first ? n_end - 1 : 0;
+      int n_block = kTile.last_to_first ? n_end - 1 : n_begin;
 
-      copy_tile_async<QTile, kThreads>(sQ, query_rows(params, work.batch, work.head), work.row_begin, params.seqlen_q,
-                                       params.head_dim);
+      copy_tile_async<QTile, kThreads>(sQ, query_rows(params, work.batch, work.head), work.row_begin,
+                                       lengths.seqlen_q(), params.head_dim);
       ptx::cp_async_commit();
-      Stream stream(params, sK, work.batch, work.head_k);
-      stream.start(n_block, n_end);
+      Stream stream(params, lengths, sK, work.batch, work.head_k);
+      stream.start(n_block, n_end - n_begin);
       ptx::cp_async_wait<Stream::kGroupsStarted>();
       ptx::barrier();  // Q has landed, and what `start` initialised can be seen
 
@@ -80,14 +99,17 @@ struct FwdKernel {
       const auto v = row_operand<typename Tiles::VTile>(stream.sV, 0);
 
       // One key tile after the other: S = Q K^T, P = softmax(S), O += P V.
-      for (int left = n_end; left > 0; --left, n_block += Tiles::kStep) {
+      for (int left = n_end - n_begin; left > 0; --left, n_block += Tiles::kStep) {
+        const int first_key = n_block * kTile.block_n;
         ScoreChunk<kMTiles> s[kChunks];
+        score.fetch(first_key);
         stream.acquire_k(n_block, left);
         gemm_qk<T>(s, q, k.advanced(stream.k_offset()));
         stream.release_k(n_block, left);
 
-        if constexpr (!Score::kNone) modify(s);
-        if (n_block >= n_full) hide(s, mask, work.row_begin + warp_row, n_block * kTile.block_n);
+        score.modify(s, first_key);
+        if (n_block >= n_full_end || (Mask::kLeft && n_block < n_full_begin))
+          hide(s, mask, work.row_begin + warp_row, first_key);
         softmax.raise(s, o);
 
         stream.acquire_v();
@@ -95,31 +117,31 @@ struct FwdKernel {
 #pragma unroll
         for (int chunk = 0; chunk < kChunks; ++chunk) {
           softmax.exponentiate(s[chunk]);
+          dropout.drop(s[chunk], chunk, first_key);
           gemm_pv<T>(o, s[chunk], v_tile, chunk * ScoreChunk<kMTiles>::kCols);
         }
         stream.release_v();
       }
     }
-    Epilogue::store(params, work, warp_row, o, softmax);
+    Epilogue::store(params, lengths, work, warp_row, o, softmax, Dropout::rescale(params));
   }
 
  private:
-  static void modify(ScoreChunk<kMTiles> (&s)[kChunks]) {
-#pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk)
-      s[chunk].visit([](float& value, int, int) { value = Score::apply(value); });
-  }
-
   // Sets the scores that a row may not see to -inf.
   static void hide(ScoreChunk<kMTiles> (&s)[kChunks], const Mask& mask, int first_row, int first_key) {
-    int visible[kMTiles * kRowsPerMTile];  // per row: how many columns, from the lane's first on
+    // Per row: the visible columns, counted from the lane's first.
+    int begin[kMTiles * kRowsPerMTile], end[kMTiles * kRowsPerMTile];
 #pragma unroll
-    for (int r = 0; r < kMTiles * kRowsPerMTile; ++r)
-      visible[r] = mask.row_end(first_row + fragment_row(r)) - first_key - fragment_col();
+    for (int r = 0; r < kMTiles * kRowsPerMTile; ++r) {
+      const int row = first_row + fragment_row(r);
+      begin[r] = mask.row_begin(row) - first_key - fragment_col();
+      end[r] = mask.row_end(row) - first_key - fragment_col();
+    }
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk)
       s[chunk].visit([&](float& value, int r, int col) {
-        if (chunk * ScoreChunk<kMTiles>::kCols + col >= visible[r]) value = -kInfinity;
+        const int column = chunk * ScoreChunk<kMTiles>::kCols + col;
+        if (column >= end[r] || (Mask::kLeft && column < begin[r])) value = -kInfinity;
       });
   }
 };
