@@ -30,6 +30,8 @@ class Device:
         Bytes of shared memory that one block may ask for.
     shared_per_sm : int
         Bytes of shared memory of a multiprocessor; each resident block takes 1 KiB beyond its own.
+    l2_bytes : int
+        Size of the L2 cache.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Device:
     num_sms: int
     shared_per_block: int
     shared_per_sm: int
+    l2_bytes: int
 
     @property
     def target(self) -> str:
@@ -49,23 +52,23 @@ class Device:
         return f"compute_{self.arch}"
 
 
-def _kib(name: str, arch: int, num_sms: int, per_block: int, per_sm: int) -> Device:
-    return Device(name, arch, num_sms, per_block * 1024, per_sm * 1024)
+def _kib(name: str, arch: int, num_sms: int, per_block: int, per_sm: int, l2_mib: int) -> Device:
+    return Device(name, arch, num_sms, per_block * 1024, per_sm * 1024, l2_mib << 20)
 
 
-# Multiprocessors: the vendor's data sheets. Shared memory: CUDA C++ Programming Guide, table "Technical
+# Multiprocessors and L2: the vendor's data sheets and architecture papers. Shared memory: CUDA C++ Programming Guide, table "Technical
 # Specifications per Compute Capability".
 NAMED_DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
-        _kib("A100", 80, 108, 163, 164),
-        _kib("RTX 3090", 86, 82, 99, 100),
-        _kib("RTX 4090", 89, 128, 99, 100),
-        _kib("L40S", 89, 142, 99, 100),
-        _kib("H100", 90, 132, 227, 228),
-        _kib("H200", 90, 132, 227, 228),
-        _kib("B200", 100, 148, 227, 228),
-        _kib("RTX 5090", 120, 170, 99, 100),
+        _kib("A100", 80, 108, 163, 164, 40),
+        _kib("RTX 3090", 86, 82, 99, 100, 6),
+        _kib("RTX 4090", 89, 128, 99, 100, 72),
+        _kib("L40S", 89, 142, 99, 100, 96),
+        _kib("H100", 90, 132, 227, 228, 50),
+        _kib("H200", 90, 132, 227, 228, 50),
+        _kib("B200", 100, 148, 227, 228, 126),
+        _kib("RTX 5090", 120, 170, 99, 100, 96),
     )
 }
 
@@ -110,4 +113,5 @@ def cuda_device(device_id: int) -> Device:
         properties["multiProcessorCount"],
         properties["sharedMemPerBlockOptin"],
         properties["sharedMemPerMultiprocessor"],
+        properties["l2CacheSize"],
     )

@@ -135,6 +135,8 @@ FWD_PARAMS = ParamStruct(
         ("num_heads", "u4", ""),
         ("heads_per_kv", "u4", "query heads that share a key head"),
         ("num_m_blocks", "u4", "query tiles per head"),
+        ("heads_per_group", "u4", "heads whose tiles take turns: see core/work.cuh"),
+        ("blocks_per_group", "u4", "heads_per_group * num_m_blocks"),
         ("seqlen_q", "i4", ""),
         ("seqlen_k", "i4", ""),
         ("head_dim", "i4", "of q and k; where no multiple of 8, their rows are padded to one"),

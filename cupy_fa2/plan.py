@@ -161,11 +161,27 @@ def _plan_forward(
     return Plan(spec, device, num_m_blocks, (blocks, 1, 1), (tile.threads, 1, 1), spec.shared_bytes, reason)
 
 
+def heads_per_group(problem: Problem, plan: Plan) -> int:
+    """How many heads take turns in the order of blocks, tile of rows by tile.
+
+    Where tiles of rows are alike, one after the other, so that the blocks that run at a time share keys and values in L2.
+    Under a causal mask the last rows see most keys and start first; there as many heads as L2 holds, or each head would
+    end with its own long wait for the last tiles.
+    """
+    if not plan.spec.causal or plan.spec.window:
+        return 1
+    kv_bytes = 2 * problem.seqlen_k * (problem.head_dim + problem.head_dim_v)
+    shared_by = problem.num_heads // max(problem.num_heads_k, 1)
+    fit = shared_by * max(1, plan.device.l2_bytes // max(kv_bytes, 1))
+    return max(1, min(fit, problem.batch * problem.num_heads))
+
+
 def encode_forward(problem: Problem, plan: Plan, bindings: FwdBindings) -> bytes:
     """The argument struct ``FwdParams`` of one launch."""
     # Zero keeps the scores' order of magnitude out of the exponent just as the smallest normal number does, and times
     # -inf it would be NaN. The sign is the kernel's (`negate`).
     scale_log2 = max(abs(problem.softmax_scale) * _LOG2_E, _SMALLEST_NORMAL)
+    group = heads_per_group(problem, plan)
     return _PACKER.pack(
         ABI_VERSION,
         problem.batch,
@@ -186,6 +202,8 @@ def encode_forward(problem: Problem, plan: Plan, bindings: FwdBindings) -> bytes
         problem.num_heads,
         problem.num_heads // max(problem.num_heads_k, 1),
         plan.num_m_blocks,
+        group,
+        group * plan.num_m_blocks,
         problem.seqlen_q,
         problem.seqlen_k,
         problem.head_dim,
