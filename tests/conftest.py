@@ -92,7 +92,7 @@ class Checks:
     def check(self, example: Example, *, rows: int | None = None, **options: Any) -> tuple[Any, Any]:
         """Run an example, hold it to the tolerance rule, return out and lse."""
         q, k, v = example.arrays(self.xp)
-        out, lse = self.call(q, k, v, **example.options, **options)
+        out, lse = self.call(q, k, v, **example.options | example.option_arrays(self.xp), **options)
         assert_attention_close(out, lse, q, k, v, rows=rows, **example.options)
         return out, lse
 
