@@ -38,6 +38,10 @@ def option(**options):
     return lambda xp, a: options
 
 
+def array_as(name, shape, dtype=np.float32):
+    return lambda xp, a: {name: xp.ones(shape, dtype)}
+
+
 def lists(xp, a):
     return {"q": [[[[1.0]]]]}
 
@@ -111,6 +115,70 @@ WRONG = {
     "causal None": (option(causal=None), TypeError, r"causal & None"),
     "causal an array": (option(causal=np.ones(2, np.bool_)), TypeError, r"causal"),
     "unknown option": (option(dropout=0.1), TypeError, r"dropout"),
+    "window an int": (option(window=3), TypeError, r"window & pair & \b3\b"),
+    "window of three": (option(window=(1, 2, 3)), TypeError, r"window & pair"),
+    "window negative": (option(window=(-1, 0)), ValueError, r"window & left & -1 & None"),
+    "window negative right": (option(window=(None, -5)), ValueError, r"window & right & -5 & None"),
+    "window of floats": (option(window=(1.0, 0)), TypeError, r"window & left & float"),
+    "window of bools": (option(window=(1, True)), TypeError, r"window & right & bool"),
+    "window a string": (option(window="ab"), TypeError, r"window & str"),
+    "softcap 0": (option(softcap=0.0), ValueError, r"softcap & positive & \b0 & None"),
+    "softcap negative": (option(softcap=-3), ValueError, r"softcap & -3"),
+    "softcap nan": (option(softcap=np.nan), ValueError, r"softcap & nan"),
+    "softcap inf": (option(softcap=np.inf), ValueError, r"softcap & inf"),
+    "softcap beyond float32": (option(softcap=10**400), ValueError, r"softcap & float32"),
+    "softcap below float32": (option(softcap=1e-40), ValueError, r"softcap & float32"),
+    "softcap bool": (option(softcap=True), TypeError, r"softcap & bool"),
+    "softcap string": (option(softcap="30"), TypeError, r"softcap & str"),
+    "slopes a number": (option(alibi_slopes=0.5), TypeError, r"alibi_slopes & float32 & float"),
+    "slopes float64": (array_as("alibi_slopes", (4,), np.float64), TypeError, r"alibi_slopes & float32 & float64"),
+    "slopes float16": (array_as("alibi_slopes", (4,), np.float16), TypeError, r"alibi_slopes & float32 & float16"),
+    "slopes of kv heads": (array_as("alibi_slopes", (2,)), ValueError, r"alibi_slopes & \(4,\) & \(2, 4\) & \(2,\)"),
+    "slopes of one batch": (array_as("alibi_slopes", (1, 4)), ValueError, r"alibi_slopes & \(1, 4\)"),
+    "slopes ragged": (option(alibi_slopes=[[1.0], [1.0, 2.0]]), ValueError, r"alibi_slopes & list"),
+    "slopes of words": (option(alibi_slopes=["a"] * 4), TypeError, r"alibi_slopes & float32"),
+    "bias a number": (option(bias=1.0), TypeError, r"\bbias & array & float"),
+    "bias a list": (option(bias=[[1.0]]), TypeError, r"\bbias & array & list"),
+    "bias float64": (array_as("bias", (5, 7), np.float64), TypeError, r"\bbias & float16 & float32 & float64"),
+    "bias of the other half": (array_as("bias", (5, 7), BFLOAT16), TypeError, r"\bbias & float16 & bfloat16"),
+    "bias bool": (array_as("bias", (5, 7), np.bool_), TypeError, r"\bbias & bool"),
+    "bias too long": (array_as("bias", (5, 8)), ValueError, r"\bbias & broadcast & \(2, 4, 5, 7\) & \(5, 8\)"),
+    "bias of no key": (array_as("bias", (5, 0)), ValueError, r"\bbias & broadcast"),
+    "bias of kv heads": (array_as("bias", (2, 5, 7)), ValueError, r"\bbias & broadcast & \(2, 5, 7\)"),
+    "bias transposed": (array_as("bias", (2, 5, 4, 7)), ValueError, r"\bbias & broadcast & \(2, 5, 4, 7\)"),
+    "bias of five axes": (array_as("bias", (1, 1, 1, 5, 7)), ValueError, r"\bbias & broadcast"),
+    "mask uint8": (array_as("mask", (5, 7), np.uint8), TypeError, r"\bmask & bool & uint8 & view"),
+    "mask of floats": (array_as("mask", (5, 7)), TypeError, r"\bmask & bool & float32"),
+    "mask too short": (array_as("mask", (2, 1, 1, 6), np.bool_), ValueError, r"\bmask & broadcast & \(2, 1, 1, 6\)"),
+    "mask a bool": (option(mask=True), TypeError, r"\bmask & array & bool"),
+    "sinks of kv heads": (array_as("sinks", (2,)), ValueError, r"sinks & \(4,\) & \(2,\)"),
+    "sinks of rank 2": (array_as("sinks", (2, 4)), ValueError, r"sinks & \(2, 4\)"),
+    "sinks float16": (array_as("sinks", (4,), np.float16), TypeError, r"sinks & float32 & float16"),
+    "sinks a number": (option(sinks=0.0), TypeError, r"sinks & array & float"),
+    "lengths a number": (option(seqlens_k=5), TypeError, r"seqlens_k & array & \bint\b"),
+    "lengths of floats": (array_as("seqlens_q", (2,)), TypeError, r"seqlens_q & integers & float32"),
+    "lengths bool": (option(seqlens_k=[True, True]), TypeError, r"seqlens_k & integers & bool"),
+    "lengths too few": (array_as("seqlens_k", (1,), np.int32), ValueError, r"seqlens_k & \(2,\) & \(1,\)"),
+    "lengths of rank 0": (array_as("seqlens_k", (), np.int32), ValueError, r"seqlens_k & \(\)"),
+    "lengths cumulative": (option(seqlens_k=[0, 3, 7]), ValueError, r"seqlens_k & \(3,\)"),
+    "length of keys too long": (option(seqlens_k=[7, 8]), ValueError, r"seqlens_k & \b0 to 7\b & \b8\b"),
+    "length of queries too long": (option(seqlens_q=np.array([6, 0])), ValueError, r"seqlens_q & \b0 to 5\b & \b6\b"),
+    "length negative": (option(seqlens_k=[7, -1]), ValueError, r"seqlens_k & -1"),
+    "dropout 1": (option(dropout_p=1.0, dropout_seed=1), ValueError, r"dropout_p & \b1\b"),
+    "dropout negative": (option(dropout_p=-0.1, dropout_seed=1), ValueError, r"dropout_p & -0\.1"),
+    "dropout nan": (option(dropout_p=np.nan, dropout_seed=1), ValueError, r"dropout_p & nan"),
+    "dropout nearly 1": (option(dropout_p=1 - 2**-18, dropout_seed=1), ValueError, r"dropout_p & 2\*\*-17"),
+    "dropout a string": (option(dropout_p="0.1", dropout_seed=1), TypeError, r"dropout_p & str"),
+    "dropout None": (option(dropout_p=None), TypeError, r"dropout_p & None"),
+    "dropout without a seed": (option(dropout_p=0.1), TypeError, r"dropout_seed & None & int"),
+    "seed a float": (option(dropout_p=0.1, dropout_seed=1.0), TypeError, r"dropout_seed & float & int"),
+    "seed a bool": (option(dropout_p=0.1, dropout_seed=True), TypeError, r"dropout_seed & bool"),
+    "seed negative": (option(dropout_p=0.1, dropout_seed=-1), ValueError, r"dropout_seed & -1"),
+    "seed too large": (option(dropout_p=0.1, dropout_seed=2**64), ValueError, r"dropout_seed & 2\*\*64"),
+    "seed of rank 1": (array_as("dropout_seed", (1,), np.int64), TypeError, r"dropout_seed & 0-d & \(1,\)"),
+    "seed int32": (array_as("dropout_seed", (), np.int32), TypeError, r"dropout_seed & int64 & int32"),
+    "seed of floats": (array_as("dropout_seed", (), np.float64), TypeError, r"dropout_seed & uint64 & float64"),
+    "seed a float that is not used": (option(dropout_seed=1.0), TypeError, r"dropout_seed & float"),
     "out_dtype float64": (option(out_dtype=np.float64), TypeError, r"out_dtype & float64"),
     "out_dtype the other half": (option(out_dtype=BFLOAT16), TypeError, r"out_dtype & bfloat16"),
     "out_dtype int": (option(out_dtype="int32"), TypeError, r"out_dtype & int32"),
@@ -132,6 +200,75 @@ def test_out_that_overlaps_align(xp):
     align = out.reshape(-1)[:16].view(np.int32)
     with pytest.raises(ValueError, match="out must not overlap align"):
         cupy_fa2.flash_attention(q, k, v, causal=True, align=align, out=out)
+
+
+OPERANDS = {
+    "align": lambda flat: flat[:16].view(np.int32),
+    "bias": lambda flat: flat[:64].reshape(8, 8),
+    "mask": lambda flat: flat[:4].view(np.bool_),
+    "alibi_slopes": lambda flat: flat[:4].view(np.float32),
+    "sinks": lambda flat: flat[:4].view(np.float32),
+    "seqlens_q": lambda flat: flat[:16].view(np.int32),
+    "seqlens_k": lambda flat: flat[:16].view(np.int32),
+    "dropout_seed": lambda flat: flat[:4].view(np.int64)[0:1].reshape(()),
+}
+
+
+@pytest.mark.parametrize("name", OPERANDS)
+def test_out_that_overlaps_an_operand(xp, name):
+    q = xp.zeros((8, 8, 2, 32), np.float16)
+    out = xp.zeros((8, 8, 2, 32), np.float16)
+    operand = OPERANDS[name](out.reshape(-1))
+    with pytest.raises(ValueError, match=f"out must not overlap {name}"):
+        cupy_fa2.flash_attention(q, q, q, **{name: operand}, out=out)
+
+
+@pytest.mark.parametrize("name", ["alibi_slopes", "bias", "sinks"])
+def test_operands_at_odd_addresses(name):
+    q = np.zeros((1, 8, 2, 32), np.float16)
+    odd = np.zeros(9, np.uint8)[1:].view(np.float32)
+    operand = {"bias": odd.reshape(2, 1, 1)}.get(name, odd)
+    refused(lambda: cupy_fa2.flash_attention(q, q, q, **{name: operand}), ValueError, rf"\b{name} & address & copy\(\)")
+
+
+def test_operands_with_broken_strides():
+    q = np.zeros((1, 8, 2, 32), np.float16)
+    odd = np.lib.stride_tricks.as_strided(np.zeros(8, np.float32), (2,), (6,))
+    for name, operand in (("alibi_slopes", odd), ("sinks", odd), ("bias", odd.reshape(2, 1, 1))):
+        refused(
+            lambda name=name, operand=operand: cupy_fa2.flash_attention(q, q, q, **{name: operand}),
+            ValueError,
+            rf"\b{name} & strides & copy\(\)",
+        )
+
+
+@pytest.mark.parametrize("name", ["alibi_slopes", "bias", "mask", "sinks", "seqlens_q", "dropout_seed"])
+def test_operands_that_are_on_neither_side(name):
+    """Beside NumPy arrays, an array of another library is refused by name."""
+
+    class Foreign:
+        shape, dtype = (2,), np.dtype(np.float32)
+
+    q = np.zeros((1, 8, 2, 32), np.float16)
+    refused(lambda: cupy_fa2.flash_attention(q, q, q, **{name: Foreign()}), TypeError, rf"\b{name} & numpy & Foreign")
+
+
+@pytest.mark.parametrize("name", ["bias", "mask", "align"])
+def test_large_operands_must_be_on_the_device(cp, name):
+    operand = {"bias": np.zeros(7, np.float16), "mask": np.ones(7, np.bool_), "align": np.zeros(2, np.int32)}[name]
+    refused(
+        lambda: cupy_fa2.flash_attention(**arguments(cp), **{name: operand}), TypeError, rf"\b{name}\b & cupy.asarray"
+    )
+
+
+def test_byte_swapped_operands():
+    for name, dtype in (("bias", ">f4"), ("sinks", ">f4"), ("alibi_slopes", ">f4")):
+        operand = np.ones(4 if name != "bias" else 7, dtype)
+        refused(
+            lambda name=name, operand=operand: cupy_fa2.flash_attention(**arguments(np), **{name: operand}),
+            TypeError,
+            rf"\b{name} & >f4",
+        )
 
 
 def test_align_of_the_wrong_length_after_one_of_the_right(xp):
