@@ -113,20 +113,17 @@ def flash_attention(q: Any, k: Any, v: Any, options: Options) -> Any:
 
 def _launch(cupy: Any, q: Any, k: Any, v: Any, options: Options) -> Any:
     """The call on the current device and its current stream."""
-    out, align, softmax_scale = options.out, options.align, options.softmax_scale
+    causal, align, softmax_scale, out = options.causal, options.align, options.softmax_scale, options.out
     q_ptr, k_ptr, v_ptr = q.data.ptr, k.data.ptr, v.data.ptr
     out_ptr = 0 if out is None else out.data.ptr
     extras = None if options.plain else Extras.of(cupy, options, q.data.device_id)
     # Equal keys must mean equal calls: True == 1 == 1.0, hence the types.
-    key = (
-        q.data.device_id,
-        *(q.shape, q.strides, q.dtype, k.shape, k.strides, k.dtype, v.shape, v.strides, v.dtype),
-        *(q_ptr & 15, k_ptr & 15, v_ptr & 15, out_ptr & 15),
-        *(options.causal, type(options.causal), options.layout, options.out_dtype),
-        *(softmax_scale, type(softmax_scale)),
-        *((align, type(align)) if extras is None else extras.signature),
-        None if out is None else (out.shape, out.strides, out.dtype),
-    )
+    key: tuple[Any, ...] = (
+        q.data.device_id, q.shape, q.strides, q.dtype, k.shape, k.strides, k.dtype, v.shape, v.strides, v.dtype,
+        q_ptr & 15, k_ptr & 15, v_ptr & 15, out_ptr & 15, causal, type(causal), options.layout, options.out_dtype,
+        softmax_scale, type(softmax_scale), None if out is None else (out.shape, out.strides, out.dtype),
+        (align, type(align)) if extras is None else extras.signature,
+    )  # fmt: skip
     try:
         call = _prepared.get(key)
     except TypeError:  # an argument that cannot be hashed is checked every time

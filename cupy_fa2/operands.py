@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,6 +30,9 @@ FIELDS = {
 
 #: Those that are small enough to be taken from the host, as arrays or lists, wherever q, k and v are.
 _FROM_ANYWHERE = ("seqlens_q", "seqlens_k", "alibi_slopes", "sinks")
+_values = operator.attrgetter(*FIELDS)
+_NO_ARRAYS = (str, int, np.generic)
+_LISTS = (list, tuple)
 _INTEGERS = ("align", "seqlens_q", "seqlens_k")
 
 
@@ -108,13 +112,12 @@ def host_operands(options: Options) -> dict[str, Any]:
 def _found(options: Options, placed: Callable[[str, Any], Any]) -> dict[str, Any]:
     """The arrays among the options; what is none is left to `Problem`, which takes it or refuses it by name."""
     found = {}
-    for name in FIELDS:
-        x = getattr(options, name)
-        if x is None or isinstance(x, str | int | np.generic):
+    for name, x in zip(FIELDS, _values(options), strict=True):
+        if x is None or isinstance(x, _NO_ARRAYS):
             continue
-        if name in _FROM_ANYWHERE and isinstance(x, list | tuple):
+        if name in _FROM_ANYWHERE and isinstance(x, _LISTS):
             x = _from_list(name, x)
-        if any(hasattr(x, protocol) for protocol in ("shape", "__dlpack__", "__cuda_array_interface__")):
+        if hasattr(x, "shape") or hasattr(x, "__dlpack__") or hasattr(x, "__cuda_array_interface__"):
             found[name] = placed(name, x)
     return found
 

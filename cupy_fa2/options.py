@@ -93,9 +93,11 @@ def check_layout(layout: Any) -> str:
 
 def check_real(name: str, value: Any, alternative: str = "") -> float:
     """`value` as a float, infinite where it is too large, if it is a real number on the host."""
+    if type(value) is float:  # by far the most frequent, and abstract classes are slow
+        return value
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
+    if isinstance(value, _BOOLS) or not isinstance(value, numbers.Real):
         hint = f"; a device array would have to be waited for: pass float({name})"
         raise TypeError(
             f"{name} must be a real number{alternative}, got {type(value).__name__}"
@@ -144,7 +146,7 @@ def check_window(window: Any) -> tuple[int | None, int | None]:
 def _check_bound(side: str, bound: Any) -> int | None:
     if bound is None:
         return None
-    if isinstance(bound, bool | np.bool_) or not isinstance(bound, numbers.Integral):
+    if type(bound) is not int and (isinstance(bound, _BOOLS) or not isinstance(bound, numbers.Integral)):
         raise TypeError(f"window's {side} bound must be a non-negative int or None, got {type(bound).__name__}")
     if bound < 0:
         raise ValueError(f"window's {side} bound must not be negative, got {bound}; None means unbounded, not -1")
@@ -246,6 +248,8 @@ def check_scores_like(
 
 def check_dropout(dropout_p: Any, dropout_seed: Any) -> int:
     """Probabilities that are kept, out of 65536."""
+    if dropout_seed is None and type(dropout_p) is float and dropout_p == 0.0:
+        return DROPOUT_ONE
     p = check_real("dropout_p", dropout_p)
     if not 0 <= p < 1:
         raise ValueError(f"dropout_p must be at least 0 and less than 1, got {dropout_p!s:.40}")
@@ -270,7 +274,7 @@ def check_seed(seed: Any) -> None:
         if seed.dtype not in (np.int64, np.uint64):
             raise TypeError(f"dropout_seed, as an array, must be int64 or uint64, got {seed.dtype}")
         return
-    if isinstance(seed, bool | np.bool_) or not isinstance(seed, numbers.Integral):
+    if type(seed) is not int and (isinstance(seed, _BOOLS) or not isinstance(seed, numbers.Integral)):
         raise TypeError(f"dropout_seed must be an int or a 0-d array of int64 or uint64, got {type(seed).__name__}")
     if not isinstance(seed, np.int64) and not 0 <= int(seed) < 1 << 64:
         raise ValueError(f"dropout_seed must be at least 0 and less than 2**64, got {seed}")
