@@ -257,8 +257,7 @@ class KernelSpec:
 #include "{header}"
 using namespace fa2;
 using Kernel = FwdKernel<{self.tile.render()},
-                         {self.dtype}, {lengths}, {mask}, {self.score_modifiers()},
-                         {dropout}, {kv}, {epilogue}>;
+                         {self.dtype}, {lengths}, {mask}, {self.score_modifiers()}, {dropout}, {kv}, {epilogue}>;
 static_assert(Kernel::kThreads == {self.tile.threads} && Kernel::kSharedBytes == {self.shared_bytes});
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, {self.min_blocks})
 {ENTRY}(const __grid_constant__ {argument} params) {{ Kernel::run(params); }}

@@ -134,6 +134,20 @@ def test_score_modifiers_come_in_their_order():
         assert forward_spec(64, 64, named_device("A100"), **FEATURES[name])[0].score_modifiers() == expected
 
 
+def test_each_feature_is_a_type_of_its_own():
+    def types(**features):
+        text = forward_spec(64, 64, named_device("A100"), "bf16", **features)[0].render()
+        return text.split("},")[1].split(">;\n")[0].strip()
+
+    assert types() == "bf16, FullLengths, NoMask, ScoreMods<>, NoDropout, DenseKV, WriteOut<bf16, true, false>"
+    assert types(
+        causal=True, padded=True, sinks=True, dropout=True, mask=Operand("bool", pairs=False), out_vectors=False
+    ) == (
+        "bf16, PaddedLengths, CausalMask, ScoreMods<BoolMask<true, false>>, Dropout, DenseKV, "
+        "WriteOut<bf16, false, true>"
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("device", NAMED_DEVICES.values(), ids=lambda device: device.name)
 def test_every_feature_has_a_tile_on_every_card(device):
     for head_dim, feature in itertools.product(DIMS, FEATURES.values()):
