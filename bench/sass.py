@@ -211,10 +211,10 @@ def main_loop(instructions: list[Instruction]) -> list[Instruction]:
 
 def mma_per_tile(tile: FwdTile) -> int:
     """``mma`` that each warp issues for one key tile: S = Q K^T and O += P V, 16 x 8 x 16 at a time."""
-    row_tiles = tile.block_m // tile.num_warps // 16
+    row_tiles = tile.rows_per_warp // 16
     qk = tile.block_n // 8 * tile.head_dim // 16
     pv = tile.head_dim_v // 8 * tile.block_n // 16
-    return row_tiles * (qk + pv)
+    return row_tiles * (qk + pv) // tile.team
 
 
 def main_loop_counts(

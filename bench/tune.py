@@ -86,7 +86,7 @@ def candidates(head_dim: int, head_dim_v: int, device: Device, shapes: dict[str,
             tile = FwdTile(**{"head_dim": head_dim, "head_dim_v": head_dim_v, **chosen})
         except ValueError:
             continue
-        rows = tile.block_m // tile.num_warps
+        rows = tile.rows_per_warp
         if tile.threads <= _MAX_THREADS and rows <= 64 and infeasible(tile, device) is None:
             found.append(tile)
     return found

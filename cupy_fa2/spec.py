@@ -44,6 +44,10 @@ class FwdTile:
         Order of the key tiles.
     q_in_registers : bool
         Whether Q's fragments are read from shared memory once, or again for every key tile.
+    q_kept : int
+        Columns of Q, a multiple of 16, whose fragments are read once, where not all are.
+    team : int
+        Warps that share rows: 1, or 2, each with half of a tile's keys and half of O's columns.
     """
 
     block_m: int
@@ -55,16 +59,26 @@ class FwdTile:
     slack: int = 8
     last_to_first: bool = True
     q_in_registers: bool = False
+    q_kept: int = 0
+    team: int = 1
 
     def __post_init__(self) -> None:
-        if self.block_m % (16 * self.num_warps) or self.block_n % 16:
+        if self.block_m * self.team % (16 * self.num_warps) or self.block_n % (16 * self.team):
             raise ValueError(f"{self}: warps own whole 16-row blocks, and key tiles are made of 16 columns")
+        if self.team not in (1, 2) or (
+            self.team == 2 and (self.rows_per_warp != 32 or self.num_warps % 2 or self.head_dim_v % 128)
+        ):
+            raise ValueError(
+                f"{self}: a team is one warp, or two that share 32 rows and halve a multiple of 128 columns"
+            )
         for name in ("head_dim", "head_dim_v"):
             value = getattr(self, name)
             if value % 16 or not 16 <= value <= 256:
                 raise ValueError(f"{name} of a tile must be a multiple of 16 up to 256, got {value}")
         if self.stages not in (1, 2, 3) or not 0 <= self.slack <= 15:
             raise ValueError(f"{self}: stages is 1, 2 or 3, slack 0 to 15")
+        if self.q_kept % 16 or not 0 <= self.q_kept <= self.head_dim:
+            raise ValueError(f"{self}: whole 16-column pieces of Q are kept")
 
     @property
     def threads(self) -> int:
@@ -72,11 +86,17 @@ class FwdTile:
         return self.num_warps * 32
 
     @property
+    def rows_per_warp(self) -> int:
+        """Query rows that a warp works on, alone or in a team."""
+        return self.block_m * self.team // self.num_warps
+
+    @property
     def shared_bytes(self) -> int:
-        """Shared memory of the tiles of a block: Q, then ``stages`` of K and of V."""
+        """Shared memory of the tiles of a block: Q, the probabilities that teams share, ``stages`` of K and of V."""
         q = self.block_m * self.head_dim
+        p = self.block_m * self.block_n if self.team > 1 else 0
         kv = self.block_n * (self.head_dim + self.head_dim_v)
-        return 2 * (q + self.stages * kv)
+        return 2 * (q + p + self.stages * kv)
 
     def render(self) -> str:
         """As a C++ template argument."""
@@ -223,6 +243,8 @@ class KernelSpec:
         parts += [f"slack{t.slack}"] if t.slack != 8 else []
         parts += [] if t.last_to_first else ["ascending"]
         parts += ["qreg"] if t.q_in_registers else []
+        parts += [f"q{t.q_kept}"] if t.q_kept else []
+        parts += [f"team{t.team}"] if t.team > 1 else []
         parts += ["tensor"] if self.kv == "tensor" else []
         parts += ["window"] if self.window else ["causal"] if self.causal else []
         parts += ["negate"] if self.negate else []

@@ -39,7 +39,7 @@ def test_main_loop_is_what_the_tile_asks_for(head_dim, card):
     cubin = build(spec, device.target).cubin
     counts = sass.main_loop_counts(cubin, tile)
     always = sass.main_loop_counts(cubin, tile, always=True)
-    rows, mma = tile.block_m // tile.num_warps, sass.mma_per_tile(tile)
+    rows, mma = tile.rows_per_warp, sass.mma_per_tile(tile)
     assert counts["mma"] == always["mma"] == mma
     # A B fragment of 16 x 16 serves the 16-row blocks of a warp, and ldmatrix.x4 brings one; Q is read at most once.
     assert counts["ldmatrix"] <= mma / 2 / (rows // 16) + rows // 16 * tile.head_dim // 16

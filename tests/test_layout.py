@@ -86,7 +86,7 @@ def test_a_lanes_one_base_reaches_the_whole_tile(cols):
     )
     run(
         f"using Tile = SharedTile<{ROWS}, {cols}>;"
-        "const auto rows = row_operand<Tile>(0, 0); const auto cols = col_operand<Tile>(0);" + text,
+        "const auto rows = row_operand<Tile>(0, 0); const auto cols = col_operand<Tile>(0, 0);" + text,
         got["row"],
         got["col"],
     )

@@ -15,42 +15,38 @@ inline LaneAddress<Tile> row_operand(u32 tile, int first_row) {
 }
 // B stored with the reduction along columns (K): the upper row of matrices first.
 template <class Tile>
-inline LaneAddress<Tile> col_operand(u32 tile) {
+inline LaneAddress<Tile> col_operand(u32 tile, int first_row) {
   const int lane = lane_id();
-  return LaneAddress<Tile>(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  return LaneAddress<Tile>(tile, first_row + lane / 16 * 8 + lane % 8, lane / 8 % 2);
 }
 
-// Q as the A operand of one warp: read from shared memory whenever it is used, or once and kept in registers (kMTiles x
-// head_dim / 4 of them).
-template <bool kInRegisters, class QTile, int kMTiles>
+// Q as the A operand of one warp. Its first kKept columns are read once and kept in registers, kMTiles x kKept / 4 of
+// them; the others are read from shared memory whenever they are used.
+template <int kKept, class QTile, int kMTiles>
 struct QOperand {
   LaneAddress<QTile> address;
-  QOperand(u32 tile, int first_row) : address(row_operand<QTile>(tile, first_row)) {}
-
-  // The 16 x 16 block of m at column d.
-  void load(u32 (&a)[4], int m, int d) const { ptx::ldmatrix_x4(a, address.at(m * 16, d)); }
-};
-
-template <class QTile, int kMTiles>
-struct QOperand<true, QTile, kMTiles> {
-  u32 kept[QTile::kNumCols / 16][kMTiles][4];
-  QOperand(u32 tile, int first_row) {
-    const auto address = row_operand<QTile>(tile, first_row);
+  u32 kept[max(kKept / 16, 1)][kMTiles][4];
+  QOperand(u32 tile, int first_row) : address(row_operand<QTile>(tile, first_row)) {
 #pragma unroll
-    for (int d = 0; d < QTile::kNumCols; d += 16)
+    for (int d = 0; d < kKept; d += 16)
 #pragma unroll
       for (int m = 0; m < kMTiles; ++m) ptx::ldmatrix_x4(kept[d / 16][m], address.at(m * 16, d));
   }
 
+  // The 16 x 16 block of m at column d.
   void load(u32 (&a)[4], int m, int d) const {
+    if (d < kKept) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = kept[d / 16][m][i];
+      for (int i = 0; i < 4; ++i) a[i] = kept[d / 16][m][i];
+    } else {
+      ptx::ldmatrix_x4(a, address.at(m * 16, d));
+    }
   }
 };
 
 // s = Q K^T. The reduction runs outermost, so that each piece of Q is read once per key tile.
-template <class T, bool kInRegisters, int kMTiles, int kChunks, class QTile, class KTile>
-inline void gemm_qk(ScoreChunk<kMTiles> (&s)[kChunks], const QOperand<kInRegisters, QTile, kMTiles>& q,
+template <class T, int kKept, int kMTiles, int kChunks, class QTile, class KTile>
+inline void gemm_qk(ScoreChunk<kMTiles> (&s)[kChunks], const QOperand<kKept, QTile, kMTiles>& q,
                     const LaneAddress<KTile>& k) {
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) s[chunk].clear();
@@ -72,13 +68,11 @@ inline void gemm_qk(ScoreChunk<kMTiles> (&s)[kChunks], const QOperand<kInRegiste
   }
 }
 
-// o += P V for the sixteen keys of one chunk, whose first row in the tile is `first_key`.
+// o += P V for the sixteen keys of one chunk of P, given as A operands; `first_key` is the chunk's first row in the
+// tile.
 template <class T, int kMTiles, int kCols, class VTile>
-inline void gemm_pv(OutFragment<kMTiles, kCols>& o, const ScoreChunk<kMTiles>& p, const LaneAddress<VTile>& v,
+inline void gemm_pv(OutFragment<kMTiles, kCols>& o, const u32 (&a)[kMTiles][4], const LaneAddress<VTile>& v,
                     int first_key) {
-  u32 a[kMTiles][4];
-#pragma unroll
-  for (int m = 0; m < kMTiles; ++m) p.template pack_operand<T>(m, a[m]);
 #pragma unroll
   for (int d = 0; d < kCols; d += 16) {
     u32 b[4];

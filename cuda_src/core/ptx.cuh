@@ -37,6 +37,30 @@ inline void warp_barrier() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memor
 // Orders those of all threads of the block.
 inline void barrier() { asm volatile("bar.sync 0;" ::: "memory"); }
 
+// Barriers of part of the block: `barrier` is 1 to 15, and kThreads, whole warps, take part. Each orders the memory
+// accesses of those that arrive before those of the threads that wait.
+template <int kThreads>
+inline void barrier_sync(u32 barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
+}
+
+// Arrives without waiting.
+template <int kThreads>
+inline void barrier_arrive(u32 barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
+}
+
+// Waits, and tells whether `predicate` was true on any thread.
+template <int kThreads>
+inline bool barrier_any(u32 barrier, bool predicate) {
+  u32 result;
+  asm volatile("{\n .reg .pred p, q;\n setp.ne.u32 p, %1, 0;\n bar.red.or.pred q, %2, %3, p;\n selp.u32 %0, 1, 0, q;\n}"
+               : "=r"(result)
+               : "r"(static_cast<u32>(predicate)), "r"(barrier), "n"(kThreads)
+               : "memory");
+  return result != 0;
+}
+
 // ---- bulk tensor copies, global -> shared, and the barriers that count them (sm_90) --------------------------------
 
 // Makes a barrier in shared memory that completes a phase after `arrivals` arrivals.
@@ -222,8 +246,7 @@ inline bool any(bool predicate) {
   return result != 0;
 }
 
-// ---- loads of what no thread writes, through the read-only path
-// ------------------------------------------------------
+// ---- loads of what no thread writes, through the read-only path ----------------------------------------------------
 
 inline u32 load_global_b8(const void* global) {
   u32 value;
@@ -255,7 +278,18 @@ inline FloatPair load_global_pair(const void* global) {
   return pair;
 }
 
-// ---- stores -------------------------------------------------------------------------------------------------------
+// ---- loads and stores of shared memory, stores to global memory ----------------------------------------------------
+
+inline void store_shared(u32 shared, const u32 (&x)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+inline void load_shared(u32 (&x)[4], u32 shared) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(shared)
+               : "memory");
+}
 
 inline void store_global(void* global, u16 value) {
   asm volatile("st.global.b16 [%0], %1;" ::"l"(global), "h"(value) : "memory");

@@ -1,4 +1,5 @@
-// The online softmax of one warp's rows, in base 2.
+// The online softmax of one warp's rows, in base 2. Where a pair of warps shares the rows, each with half of the keys
+// (team.cuh), both keep the same references, and each sums its own keys until the end.
 //
 // A row keeps a reference m and the sum l = sum_j 2^((s_j - m) scale) over the keys seen, with O = sum_j 2^((s_j - m)
 // scale) v_j beside it; `scale` is softmax_scale * log2 e, positive. Textbook m is the running maximum. Here it follows
@@ -40,8 +41,8 @@ struct OnlineSoftmax {
   }
 
   // Raises the references for a new block of scores and rescales what was summed so far.
-  template <int kChunks, int kCols>
-  void raise(ScoreChunk<kMTiles> (&s)[kChunks], OutFragment<kMTiles, kCols>& o) {
+  template <int kChunks, int kCols, class Team>
+  void raise(ScoreChunk<kMTiles> (&s)[kChunks], OutFragment<kMTiles, kCols>& o, const Team& team) {
     float block_max[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) block_max[r] = -kInfinity;
@@ -54,7 +55,7 @@ struct OnlineSoftmax {
     bool any_special = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) any_special |= block_max[r] * scale > shift[r] + kSlack || shift[r] == kLargeShift;
-    if (ptx::any(any_special)) raise_rows(block_max, s, o);
+    if (team.any(any_special)) raise_rows(block_max, s, o, team);
   }
 
   // Scores to probabilities, in place, adding them to the row sums.
@@ -69,13 +70,17 @@ struct OnlineSoftmax {
     });
   }
 
-  // Completes the row sums over the quad.
-  void finish() {
+  // Completes the row sums over the quad and the team.
+  template <class Team>
+  void finish(const Team& team) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       row_sum[r] = sum_quad(row_sum[r]);
       if constexpr (kSumRounded) rounded_sum[r] = sum_quad(rounded_sum[r]);
     }
+    const auto add = [](float a, float b) { return a + b; };
+    team.combine(row_sum, add);
+    if constexpr (kSumRounded) team.combine(rounded_sum, add);
   }
 
   // What is left to know of a row, after `finish`.
@@ -121,9 +126,11 @@ struct OnlineSoftmax {
     return x + ptx::shfl_xor<2>(x);
   }
 
-  template <int kChunks, int kCols>
-  void raise_rows(float (&block_max)[kRows], ScoreChunk<kMTiles> (&s)[kChunks], OutFragment<kMTiles, kCols>& o) {
+  template <int kChunks, int kCols, class Team>
+  void raise_rows(float (&block_max)[kRows], ScoreChunk<kMTiles> (&s)[kChunks], OutFragment<kMTiles, kCols>& o,
+                  const Team& team) {
     float factor[kRows];
+    team.combine(block_max, [](float a, float b) { return ptx::max(a, b); });
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       block_max[r] = ptx::max(block_max[r], ptx::shfl_xor<1>(block_max[r]));

@@ -152,14 +152,17 @@ struct ScoreChunk {
         for (int i = 0; i < 4; ++i) body(c[m][n][i], m * kRowsPerMTile + i / 2, n * 8 + i % 2);
   }
 
-  // The 16 x 16 block m as an A operand: registers in the order (rows 0-7, keys 0-7), (rows 8-15, keys 0-7),
+  // The 16 x 16 blocks as A operands: registers in the order (rows 0-7, keys 0-7), (rows 8-15, keys 0-7),
   // (rows 0-7, keys 8-15), (rows 8-15, keys 8-15).
   template <class T>
-  void pack_operand(int m, u32 (&a)[4]) const {
-    a[0] = ptx::pack<T>(c[m][0][0], c[m][0][1]);
-    a[1] = ptx::pack<T>(c[m][0][2], c[m][0][3]);
-    a[2] = ptx::pack<T>(c[m][1][0], c[m][1][1]);
-    a[3] = ptx::pack<T>(c[m][1][2], c[m][1][3]);
+  void pack_operands(u32 (&a)[kMTiles][4]) const {
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+      a[m][0] = ptx::pack<T>(c[m][0][0], c[m][0][1]);
+      a[m][1] = ptx::pack<T>(c[m][0][2], c[m][0][3]);
+      a[m][2] = ptx::pack<T>(c[m][1][0], c[m][1][1]);
+      a[m][3] = ptx::pack<T>(c[m][1][2], c[m][1][3]);
+    }
   }
 };
 

@@ -42,13 +42,16 @@ struct WriteOut {
   // Whether `out` is fine enough to show that probabilities were rounded for the second product but not for their sum.
   static constexpr bool kSumRounded = kSame<Out, float>;
 
-  // `rescale`: of the values, for dropout.
+  // `warp_row` and `warp_col` are the warp's first row and column of the block's tile of out; `rescale` is a factor of
+  // the values, for dropout.
   template <int kMTiles, int kCols, class Softmax, class Lengths>
-  static void store(const FwdParams& params, const Lengths& lengths, const WorkItem& work, int warp_row,
-                    OutFragment<kMTiles, kCols>& o, Softmax& softmax, float rescale) {
-    softmax.finish();
+  static void store(const FwdParams& params, const Lengths& lengths, const WorkItem& work, int warp_row, int warp_col,
+                    OutFragment<kMTiles, kCols>& o, const Softmax& softmax, float rescale) {
     char* const out = reinterpret_cast<char*>(params.out) +
-                      (work.batch * params.out_stride_batch + work.head * params.out_stride_head) * kItemSize;
+                      (work.batch * params.out_stride_batch + work.head * params.out_stride_head +
+                       warp_col * (kVectors ? 1 : params.out_stride_dim)) *
+                          kItemSize;
+    const int cols = static_cast<int>(params.head_dim_v) - warp_col;
     float* const lse = reinterpret_cast<float*>(params.lse) +
                        (work.batch * params.lse_stride_batch + work.head * params.lse_stride_head);
 #pragma unroll
@@ -66,15 +69,15 @@ struct WriteOut {
           float& value = o.c[r / 2][n][r % 2 * 2 + i];
           value = empty ? 0.f : value * factor;  // exactly 0, also where 0 x NaN came from a masked value
         }
-      if (stored && params.lse != 0 && lane_id() % 4 == 0) {
+      if (stored && params.lse != 0 && lane_id() % 4 == 0 && warp_col == 0) {
         // A natural logarithm, as every consumer of `lse` wants it.
         ptx::store_global(lse + row * params.lse_stride_seq, padding ? -kInfinity : result.log2_sum_of_exp2 * kLn2);
       }
       char* const out_row = out + row * (params.out_stride_seq * kItemSize);
       if constexpr (kVectors) {
-        store_vectors(o, r, out_row, stored, static_cast<int>(params.head_dim_v));
+        store_vectors(o, r, out_row, stored, cols);
       } else if (stored) {
-        store_elements(o, r, out_row, static_cast<int>(params.head_dim_v), params.out_stride_dim);
+        store_elements(o, r, out_row, cols, params.out_stride_dim);
       }
     }
   }
@@ -92,7 +95,7 @@ struct WriteOut {
 
   // Whole 32-byte sectors per quad. Lanes of rows that are not stored still take part in the exchange.
   template <int kMTiles, int kCols>
-  static void store_vectors(const OutFragment<kMTiles, kCols>& o, int r, char* out_row, bool stored, int head_dim_v) {
+  static void store_vectors(const OutFragment<kMTiles, kCols>& o, int r, char* out_row, bool stored, int cols) {
     const int quad_lane = lane_id() % 4;
     const auto& tiles = o.c[r / 2];
     const int half = r % 2 * 2;
@@ -100,7 +103,7 @@ struct WriteOut {
 #pragma unroll
       for (int n = 0; n < kCols / 8; ++n) {
         const int col = n * 8 + fragment_col();
-        if (stored && col < head_dim_v) ptx::store_global(out_row + col * 4, tiles[n][half], tiles[n][half + 1]);
+        if (stored && col < cols) ptx::store_global(out_row + col * 4, tiles[n][half], tiles[n][half + 1]);
       }
     } else {
 #pragma unroll
@@ -110,7 +113,7 @@ struct WriteOut {
         for (int i = 0; i < 4; ++i) x[i] = ptx::pack<Out>(tiles[n + i][half], tiles[n + i][half + 1]);
         transpose_quad(x);
         const int col = (n + quad_lane) * 8;
-        if (stored && col < head_dim_v) ptx::store_global(out_row + col * 2, x[0], x[1], x[2], x[3]);
+        if (stored && col < cols) ptx::store_global(out_row + col * 2, x[0], x[1], x[2], x[3]);
       }
       if constexpr (kCols % 32 == 16) {
         constexpr int n = kCols / 32 * 4;
@@ -119,21 +122,21 @@ struct WriteOut {
         for (int i = 0; i < 2; ++i) x[i] = ptx::pack<Out>(tiles[n + i][half], tiles[n + i][half + 1]);
         transpose_pair(x);
         const int col = (n + quad_lane % 2) * 8 + quad_lane / 2 * 4;
-        if (stored && col < head_dim_v) ptx::store_global(out_row + col * 2, x[0], x[1]);
+        if (stored && col < cols) ptx::store_global(out_row + col * 2, x[0], x[1]);
       }
     }
   }
 
   // One element at a time, at any stride.
   template <int kMTiles, int kCols>
-  static void store_elements(const OutFragment<kMTiles, kCols>& o, int r, char* out_row, int head_dim_v, i64 stride) {
+  static void store_elements(const OutFragment<kMTiles, kCols>& o, int r, char* out_row, int cols, i64 stride) {
 #pragma unroll
     for (int n = 0; n < kCols / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int col = n * 8 + fragment_col() + i;
         const float value = o.c[r / 2][n][r % 2 * 2 + i];
-        if (col < head_dim_v) {
+        if (col < cols) {
           if constexpr (kSame<Out, float>) {
             ptx::store_global(out_row + col * stride * 4, value);
           } else {

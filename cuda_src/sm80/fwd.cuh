@@ -2,11 +2,12 @@
 //
 // A block computes kBlockM query rows of one head. Q stays in shared memory, K and V pass through it in tiles of
 // kBlockN keys, one ahead of the arithmetic. Warps are stacked along the rows, so that a row's softmax never leaves its
-// warp.
+// warp; or teams of two warps are (core/team.cuh).
 #pragma once
 
 #include "core/gemm.cuh"
 #include "core/softmax.cuh"
+#include "core/team.cuh"
 #include "core/work.cuh"
 #include "policy/dropout.cuh"
 #include "policy/epilogue.cuh"
@@ -27,6 +28,8 @@ struct FwdTile {
   int slack;            // log2 by which a row maximum may grow before O is rescaled (softmax.cuh)
   bool last_to_first;   // the order of the key tiles
   bool q_in_registers;  // Q's fragments are read once and kept, not read again for every key tile
+  int q_kept;           // or only those of its first columns, as many
+  int team;             // warps that share rows: 1 or 2
 };
 
 template <FwdTile kTile, class T, class Lengths_, template <class> class Mask_, class Score, class Dropout, class KV,
@@ -35,10 +38,15 @@ struct FwdKernel {
   using Lengths = Lengths_;
   using Mask = Mask_<Lengths>;
   static constexpr int kThreads = kTile.num_warps * kWarpSize;
-  static constexpr int kMTiles = kTile.block_m / kTile.num_warps / 16;
-  static constexpr int kChunks = kTile.block_n / ScoreChunk<kMTiles>::kCols;
-  static_assert(kMTiles * 16 * kTile.num_warps == kTile.block_m, "warps own whole 16-row blocks");
-  static_assert(kChunks * ScoreChunk<kMTiles>::kCols == kTile.block_n, "a key tile is made of whole chunks");
+  static constexpr int kTeam = kTile.team;
+  static constexpr int kMTiles = kTile.block_m * kTeam / kTile.num_warps / 16;
+  static constexpr int kKeys = kTile.block_n / kTeam;     // of a tile, those whose scores a warp computes
+  static constexpr int kCols = kTile.head_dim_v / kTeam;  // of O, those that a warp owns
+  static constexpr int kChunks = kKeys / ScoreChunk<kMTiles>::kCols;
+  static constexpr int kQKept = kTile.q_in_registers ? kTile.head_dim : kTile.q_kept;
+  static_assert(kMTiles * 16 * kTile.num_warps == kTile.block_m * kTeam, "warps own whole 16-row blocks");
+  static_assert(kChunks * ScoreChunk<kMTiles>::kCols * kTeam == kTile.block_n, "a key tile is made of whole chunks");
+  static_assert(kTeam == 1 || kCols % 64 == 0, "a warp's part of V begins with a panel");
 
   struct Tiles {
     using KTile = SharedTile<kTile.block_n, kTile.head_dim>;
@@ -51,15 +59,18 @@ struct FwdKernel {
   using QTile = SharedTile<kTile.block_m, kTile.head_dim>;
   using Stream = typename KV::template Stream<Tiles>;
   using Params = typename KV::Params;
-  // Dynamic shared memory: Q, then what the stream wants.
-  static constexpr int kSharedBytes = QTile::kBytes + Stream::kSharedBytes;
+  using WarpTeam = Team<kTeam, kTile.num_warps, kChunks, kMTiles>;
+  // Dynamic shared memory: Q, what the teams want, then what the stream wants.
+  static constexpr int kSharedBytes = QTile::kBytes + WarpTeam::kSharedBytes + Stream::kSharedBytes;
 
   static void run(const Params& params) {
     extern __shared__ __align__(Stream::kAlignment) char shared[];
     const WorkItem work = WorkItem::from_block<kTile.block_m, Mask::kRight>(params);
     const Lengths lengths(params, work.batch);
     const Mask mask(params, lengths);
-    const int warp_row = warp_id() * kMTiles * 16;
+    const u32 sQ = ptx::shared_address(shared);
+    const WarpTeam team(sQ + QTile::kBytes);
+    const int warp_row = team.index() * kMTiles * 16;
 
     // Key tiles [n_begin, n_end) are seen by some row, [n_full_begin, n_full_end) whole by every row.
     const int last_row = min(work.row_begin + kTile.block_m, lengths.seqlen_q()) - 1;
@@ -69,7 +80,7 @@ struct FwdKernel {
     const int n_full_begin = Mask::kLeft ? ceil_div(mask.row_begin(last_row), kTile.block_n) : 0;
     const int n_full_end = mask.row_end(work.row_begin) / kTile.block_n;
 
-    OutFragment<kMTiles, kTile.head_dim_v> o;
+    OutFragment<kMTiles, kCols> o;
     ScoreContext context{params,
                          work.batch,
                          work.head,
@@ -82,8 +93,7 @@ struct FwdKernel {
     o.clear();
 
     if (n_end > n_begin) {
-      const u32 sQ = ptx::shared_address(shared);
-      const u32 sK = sQ + QTile::kBytes;
+      const u32 sK = sQ + QTile::kBytes + WarpTeam::kSharedBytes;
       int n_block = kTile.last_to_first ? n_end - 1 : n_begin;
 
       copy_tile_async<QTile, kThreads>(sQ, query_rows(params, work.batch, work.head), work.row_begin,
@@ -94,13 +104,15 @@ struct FwdKernel {
       ptx::cp_async_wait<Stream::kGroupsStarted>();
       ptx::barrier();  // Q has landed, and what `start` initialised can be seen
 
-      const QOperand<kTile.q_in_registers, QTile, kMTiles> q(sQ, warp_row);
-      const auto k = col_operand<typename Tiles::KTile>(stream.sK);
-      const auto v = row_operand<typename Tiles::VTile>(stream.sV, 0);
+      const int team_key = team.rank() * kKeys;  // this warp's first key of a tile
+      const QOperand<kQKept, QTile, kMTiles> q(sQ, warp_row);
+      const auto k = col_operand<typename Tiles::KTile>(stream.sK, team_key);
+      const auto v =
+          row_operand<typename Tiles::VTile>(stream.sV + team.rank() * Tiles::VTile::panel_offset(kCols), team_key);
 
       // One key tile after the other: S = Q K^T, P = softmax(S), O += P V.
       for (int left = n_end - n_begin; left > 0; --left, n_block += Tiles::kStep) {
-        const int first_key = n_block * kTile.block_n;
+        const int first_key = n_block * kTile.block_n + team_key;
         ScoreChunk<kMTiles> s[kChunks];
         score.fetch(first_key);
         stream.acquire_k(n_block, left);
@@ -110,20 +122,46 @@ struct FwdKernel {
         score.modify(s, first_key);
         if (n_block >= n_full_end || (Mask::kLeft && n_block < n_full_begin))
           hide(s, mask, work.row_begin + warp_row, first_key);
-        softmax.raise(s, o);
+        softmax.raise(s, o, team);
 
         stream.acquire_v();
         const auto v_tile = v.advanced(stream.v_offset());
-#pragma unroll
-        for (int chunk = 0; chunk < kChunks; ++chunk) {
+        // Chunk by chunk, the exponentials of one among the mma of the one before.
+        const auto probabilities = [&](u32(&p)[kMTiles][4], int chunk) {
           softmax.exponentiate(s[chunk]);
           dropout.drop(s[chunk], chunk, first_key);
-          gemm_pv<T>(o, s[chunk], v_tile, chunk * ScoreChunk<kMTiles>::kCols);
+          s[chunk].template pack_operands<T>(p);
+        };
+        if constexpr (kTeam == 1) {
+          u32 p[kMTiles][4];
+#pragma unroll
+          for (int chunk = 0; chunk < kChunks; ++chunk) {
+            probabilities(p, chunk);
+            gemm_pv<T>(o, p, v_tile, chunk * ScoreChunk<kMTiles>::kCols);
+          }
+        } else {
+          // This warp's keys first, while the partner's probabilities are on their way.
+          u32 p[kChunks][kMTiles][4];
+#pragma unroll
+          for (int chunk = 0; chunk < kChunks; ++chunk) {
+            probabilities(p[chunk], chunk);
+            team.give(p[chunk], chunk);
+            if (chunk == kChunks - 1) team.all_given();
+            gemm_pv<T>(o, p[chunk], v_tile, chunk * ScoreChunk<kMTiles>::kCols);
+          }
+          team.await_partner();
+          const auto v_partner = v_tile.advanced((1 - 2 * team.rank()) * kKeys * 128);  // rows of 64-wide panels
+#pragma unroll
+          for (int chunk = 0; chunk < kChunks; ++chunk) {
+            team.take(p[chunk], chunk);
+            gemm_pv<T>(o, p[chunk], v_partner, chunk * ScoreChunk<kMTiles>::kCols);
+          }
         }
         stream.release_v();
       }
     }
-    Epilogue::store(params, lengths, work, warp_row, o, softmax, Dropout::rescale(params));
+    softmax.finish(team);
+    Epilogue::store(params, lengths, work, warp_row, team.rank() * kCols, o, softmax, Dropout::rescale(params));
   }
 
  private:

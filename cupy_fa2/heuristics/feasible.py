@@ -10,8 +10,7 @@ __all__ = ["accumulator_registers", "blocks_by_shared_memory", "infeasible"]
 
 def accumulator_registers(tile: FwdTile) -> int:
     """Registers per thread that hold O and S through the main loop, which nothing can shrink."""
-    rows_per_warp = tile.block_m // tile.num_warps
-    return rows_per_warp * (tile.head_dim_v + tile.block_n) // 32
+    return tile.rows_per_warp * (tile.head_dim_v + tile.block_n) // tile.team // 32
 
 
 def blocks_by_shared_memory(tile: FwdTile, device: Device) -> int:

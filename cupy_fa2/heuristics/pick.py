@@ -98,7 +98,7 @@ def pick_forward(
 
 def _roomier(tile: FwdTile, kv: str) -> FwdTile:
     """`tile` with fewer keys where 32 rows per warp leave no registers for anything else; spills are what decides."""
-    if tile.block_m // tile.num_warps < 32:
+    if tile.rows_per_warp < 32:
         return tile
     block_n = min(tile.block_n, 80 if tile.head_dim_v <= 64 else 32)
     return replace(tile, block_n=block_n, stages=1 if kv == "dense" else tile.stages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .errors import Frame
@@ -148,10 +149,14 @@ class Kernel:
         return max((p.offset + p.size for p in self.params), default=0)
 
 
-def used_registers(base: str, operands: tuple[Operand, ...]) -> tuple[frozenset[int], frozenset[int]]:
+def used_registers(
+    base: str, modifiers: Iterable[str], operands: tuple[Operand, ...]
+) -> tuple[frozenset[int], frozenset[int]]:
     """The registers that an instruction reads and those that it writes."""
-    # What begins with an address has no result: no address is written to.
-    results = 0 if base in NO_RESULT or isinstance(next(iter(operands), None), Address) else 1
+    # What begins with an address has no result: no address is written to. A barrier has one if it reduces something.
+    reduces = base in ("bar", "barrier") and "red" in modifiers
+    none = (base in NO_RESULT and not reduces) or isinstance(next(iter(operands), None), Address)
+    results = 0 if none else 1
     reads, writes = set[int](), set[int]()
     for position, operand in enumerate(operands):
         _collect(operand, writes if position < results else reads)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import idle
+from .barriers import may_be_partial
 from .batch import Batch, Step, special_registers
 from .bind import bind
 from .bind_mbarrier import is_wait
@@ -248,7 +249,10 @@ class _Machine:
             symbols=symbols,
             threads=threads,
         )
-        barriers = any(instruction.base == "mbarrier" for instruction in self.kernel.instructions)
+        barriers = any(
+            instruction.base == "mbarrier" or may_be_partial(instruction, self.block_threads)
+            for instruction in self.kernel.instructions
+        )
         shared = SharedMemory(self.layout, self.granule, self.blocks.size, self.block_threads, self.hazard, barriers)
         lanes = np.arange(threads)
         return Batch(

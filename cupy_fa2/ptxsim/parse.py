@@ -219,7 +219,7 @@ class _Body:
         except ParseError as error:
             error.line, error.text, error.frames = line, text, frames
             raise
-        used = used_registers(base, operands)
+        used = used_registers(base, modifiers, operands)
         return Instruction(opcode, base, tuple(modifiers), operands, predicate, line, text, frames, -1, *used), ""
 
     def resolve(self, instruction: Instruction, label: str) -> Instruction:

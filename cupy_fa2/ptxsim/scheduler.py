@@ -1,9 +1,9 @@
-"""Threads that diverge and meet again, block barriers, exits.
+"""Threads that diverge and meet again, exits.
 
 All threads of a batch run together, one instruction at a time. Threads that diverge form groups; the group at
 the lowest instruction runs next, and groups that reach the same instruction merge, so that branches
 reconverge where they can. No result depends on this order: what two threads do unordered is a hazard, however
-it falls out. A thread that fails a wait at an mbarrier rests (see `waits`).
+it falls out. A thread that fails a wait at an mbarrier rests (see `waits`); `barriers` has those of the block.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from .barriers import BlockBarriers, is_barrier
 from .batch import Batch, Step
 from .bind import guard_of
 from .bind_mbarrier import is_wait
-from .bind_warp import require_warps
 from .errors import DeadlockError, DivergenceError, SimulationError, UnsupportedInstruction
-from .kernel import Imm, Instruction
+from .kernel import Instruction
 from .operands import Selection
 from .waits import Lanes, Waits
 
-CONTROL = frozenset(("bra", "ret", "exit", "bar", "barrier", "trap"))
+CONTROL = frozenset(("bra", "ret", "exit", "trap"))
 #: Runs a control instruction: appends the groups that go on to the scheduler's.
 Handler = Callable[[int, Selection], None]
 
 
 def is_control(instruction: Instruction) -> bool:
-    """Whether an instruction decides what runs next; ``bar.warp.sync`` does not."""
-    return (instruction.base in CONTROL and "warp" not in instruction.modifiers) or is_wait(instruction)
+    """Whether an instruction decides what runs next."""
+    return instruction.base in CONTROL or is_barrier(instruction) or is_wait(instruction)
 
 
 class Scheduler:
@@ -51,16 +51,13 @@ class Scheduler:
         self, instructions: Sequence[Instruction], steps: Sequence[Step], batch: Batch, block_threads: int
     ) -> None:
         self.instructions, self.steps, self.batch = instructions, steps, batch
-        self.block_threads = block_threads
         self.threads = batch.lanes.size
         #: The instruction that runs now, for errors.
         self.pc = 0
         self.counts = np.zeros(len(instructions), np.int64)
         self._groups: list[tuple[int, int, Selection]] = []
         self._pushed = 0
-        #: Per thread: where it goes on after the barrier it waits at, or -1; and which barrier that is.
-        self._resume = np.full(self.threads, -1, np.int64)
-        self._barrier = np.zeros(self.threads, np.int64)
+        self._barriers = BlockBarriers(batch, block_threads, self._go)
         self._waits = Waits(instructions, batch, self._try_again, self._go)
         self._handlers: dict[int, Handler] = {}
         self._next_control = np.full(len(instructions) + 1, len(instructions), np.int64)
@@ -179,7 +176,7 @@ class Scheduler:
             return self._trap
         if instruction.base == "mbarrier":
             return self._wait_action(instruction)
-        return self._barrier_action(instruction)
+        return self._barriers.action(instruction)
 
     def _wait_action(self, instruction: Instruction) -> Handler:
         result = self.batch.registers.reader(instruction.operands[0], "pred")
@@ -201,45 +198,7 @@ class Scheduler:
     def _trap(self, pc: int, sel: Selection) -> None:
         raise SimulationError("trap: the kernel stopped itself", lanes=self.batch.chosen(sel))
 
-    def _barrier_action(self, instruction: Instruction) -> Handler:
-        kind = tuple(m for m in instruction.modifiers if m not in ("aligned", "cta"))
-        number, *expected = instruction.operands or (Imm(0),)
-        if kind != ("sync",) or not all(isinstance(operand, Imm) for operand in (number, *expected)):
-            raise UnsupportedInstruction(f"{instruction.opcode} with these operands is not supported")
-        if expected and expected[0] != Imm(self.block_threads):
-            raise UnsupportedInstruction("a barrier of part of the block is not supported")
-        identity = number.value  # type: ignore[union-attr]
-
-        def wait(pc: int, sel: Selection) -> None:
-            require_warps(instruction, self.batch, sel)
-            if sel is None:
-                self._release(slice(None))
-                self._push(pc + 1, None)
-                return
-            lanes = self.batch.chosen(sel)
-            self._resume[lanes], self._barrier[lanes] = pc + 1, identity
-            resume, barrier = (x.reshape(-1, self.block_threads) for x in (self._resume, self._barrier))
-            complete = (resume >= 0).all(axis=1) & (barrier == barrier[:, :1]).all(axis=1)
-            if complete.any():
-                released = np.flatnonzero(np.repeat(complete, self.block_threads))
-                self._release(released)
-                for target in np.unique(self._resume[released]):
-                    self._push(int(target), self._selection(released[self._resume[released] == target]))
-                self._resume[released] = -1
-
-        return wait
-
-    def _release(self, lanes: slice | Lanes) -> None:
-        self.batch.shared.pass_barrier(lanes)
-        self.batch.report.barriers += self.batch.lanes[lanes].size // self.block_threads
-
     def _refuse_waiting(self) -> None:
-        """Refuse a batch that ended with threads at a barrier that others of their block never reach."""
-        waiting = np.flatnonzero(self._resume >= 0)
-        if waiting.size:
-            self.pc = int(self._resume[waiting[0]]) - 1
-            mine = waiting[waiting // self.block_threads == waiting[0] // self.block_threads]
-            raise DivergenceError(
-                f"{mine.size} of {self.block_threads} threads of a block wait at a barrier the others never reach",
-                lanes=mine,
-            )
+        if (left := self._barriers.unfinished()) is not None:
+            self.pc, error = left
+            raise error

@@ -61,7 +61,8 @@ class SharedMemory:
     report : callable
         What to do with a hazard.
     has_barriers : bool
-        Whether the kernel has mbarriers, so that who is ordered before whom takes more than counting.
+        Whether the kernel has mbarriers, or barriers of part of a block, so that who is ordered before whom takes more
+        than counting.
     """
 
     def __init__(
