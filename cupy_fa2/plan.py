@@ -172,8 +172,12 @@ def heads_per_group(problem: Problem, plan: Plan) -> int:
         return 1
     kv_bytes = 2 * problem.seqlen_k * (problem.head_dim + problem.head_dim_v)
     shared_by = problem.num_heads // max(problem.num_heads_k, 1)
-    fit = shared_by * max(1, plan.device.l2_bytes // max(kv_bytes, 1))
-    return max(1, min(fit, problem.batch * problem.num_heads))
+    heads = problem.batch * problem.num_heads
+    # Twice what L2 holds: tiles that run together read the same keys at about the same time. Groups of one size, for a
+    # small last one would leave multiprocessors idle.
+    fit = shared_by * max(1, 2 * plan.device.l2_bytes // max(kv_bytes, 1))
+    groups = max(1, -(-heads // fit))
+    return max(1, -(-heads // groups))
 
 
 def encode_forward(problem: Problem, plan: Plan, bindings: FwdBindings) -> bytes:

@@ -42,10 +42,9 @@ class FwdTile:
         then stay below 2**15, inside float16.
     last_to_first : bool
         Order of the key tiles.
-    q_in_registers : bool
-        Whether Q's fragments are read from shared memory once, or again for every key tile.
     q_kept : int
-        Columns of Q, a multiple of 16, whose fragments are read once, where not all are.
+        Columns of Q, a multiple of 16, whose fragments are read from shared memory once and kept in registers; the others
+        are read again for every key tile.
     team : int
         Warps that share rows: 1, or 2, each with half of a tile's keys and half of O's columns.
     """
@@ -58,7 +57,6 @@ class FwdTile:
     stages: int = 2
     slack: int = 8
     last_to_first: bool = True
-    q_in_registers: bool = False
     q_kept: int = 0
     team: int = 1
 
@@ -242,7 +240,6 @@ class KernelSpec:
         ]
         parts += [f"slack{t.slack}"] if t.slack != 8 else []
         parts += [] if t.last_to_first else ["ascending"]
-        parts += ["qreg"] if t.q_in_registers else []
         parts += [f"q{t.q_kept}"] if t.q_kept else []
         parts += [f"team{t.team}"] if t.team > 1 else []
         parts += ["tensor"] if self.kv == "tensor" else []

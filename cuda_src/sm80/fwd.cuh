@@ -27,9 +27,8 @@ struct FwdTile {
   int stages;           // 2: K and V are double-buffered; 1: each has one buffer, refilled as soon as it is free
   int slack;            // log2 by which a row maximum may grow before O is rescaled (softmax.cuh)
   bool last_to_first;   // the order of the key tiles
-  bool q_in_registers;  // Q's fragments are read once and kept, not read again for every key tile
-  int q_kept;           // or only those of its first columns, as many
-  int team;             // warps that share rows: 1 or 2
+  int q_kept;           // columns of Q whose fragments stay in registers; the others are read again for every key tile
+  int team;             // warps that share rows: 1 or 2 (team.cuh)
 };
 
 template <FwdTile kTile, class T, class Lengths_, template <class> class Mask_, class Score, class Dropout, class KV,
@@ -43,7 +42,6 @@ struct FwdKernel {
   static constexpr int kKeys = kTile.block_n / kTeam;     // of a tile, those whose scores a warp computes
   static constexpr int kCols = kTile.head_dim_v / kTeam;  // of O, those that a warp owns
   static constexpr int kChunks = kKeys / ScoreChunk<kMTiles>::kCols;
-  static constexpr int kQKept = kTile.q_in_registers ? kTile.head_dim : kTile.q_kept;
   static_assert(kMTiles * 16 * kTile.num_warps == kTile.block_m * kTeam, "warps own whole 16-row blocks");
   static_assert(kChunks * ScoreChunk<kMTiles>::kCols * kTeam == kTile.block_n, "a key tile is made of whole chunks");
   static_assert(kTeam == 1 || kCols % 64 == 0, "a warp's part of V begins with a panel");
@@ -105,7 +103,7 @@ struct FwdKernel {
       ptx::barrier();  // Q has landed, and what `start` initialised can be seen
 
       const int team_key = team.rank() * kKeys;  // this warp's first key of a tile
-      const QOperand<kQKept, QTile, kMTiles> q(sQ, warp_row);
+      const QOperand<kTile.q_kept, QTile, kMTiles> q(sQ, warp_row);
       const auto k = col_operand<typename Tiles::KTile>(stream.sK, team_key);
       const auto v =
           row_operand<typename Tiles::VTile>(stream.sV + team.rank() * Tiles::VTile::panel_offset(kCols), team_key);

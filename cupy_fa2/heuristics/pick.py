@@ -125,5 +125,5 @@ def _from_table(
     kv = spec.get("kv", "dense")
     if kv == "tensor" and not tensor_maps:
         # Addresses need the registers that Q may have had, and those of a second buffer where O takes 128.
-        kv, tile = "dense", replace(tile, stages=1 if head_dim_v == 128 else 2, q_in_registers=False)
+        kv, tile = "dense", replace(tile, stages=1 if head_dim_v == 128 else 2, q_kept=0)
     return Choice(tile, kv, spec.get("min_blocks", 1), f"Of the table for sm_{device.arch} ({source})")

@@ -16,38 +16,33 @@ MEASURED = True
 #: (head_dim, head_dim_v, causal, min_seqlen) -> fields of FwdTile, fields of KernelSpec, TFLOP/s.
 ENTRIES: dict[tuple[int, int, bool, int], dict[str, Any]] = {
     (64, 64, False, 0): {
-        "tile": {"block_m": 128, "block_n": 128, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_in_registers": False},
+        "tile": {"block_m": 128, "block_n": 128, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 0, "team": 1},
         "spec": {"kv": "tensor"},
         "tflops": 383.6,
     },
     (64, 64, True, 0): {
-        "tile": {"block_m": 128, "block_n": 128, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_in_registers": False},
+        "tile": {"block_m": 128, "block_n": 128, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 0, "team": 1},
         "spec": {"kv": "tensor"},
         "tflops": 368.3,
     },
     (128, 128, False, 0): {
-        "tile": {"block_m": 128, "block_n": 48, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_in_registers": False},
+        "tile": {"block_m": 128, "block_n": 48, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 0, "team": 1},
         "spec": {"kv": "tensor"},
         "tflops": 423.7,
     },
     (128, 128, True, 0): {
-        "tile": {"block_m": 128, "block_n": 48, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_in_registers": False},
+        "tile": {"block_m": 128, "block_n": 48, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 0, "team": 1},
         "spec": {"kv": "tensor"},
         "tflops": 396.2,
     },
     (256, 256, False, 0): {
-        "tile": {"block_m": 64, "block_n": 32, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_in_registers": True},
+        "tile": {"block_m": 128, "block_n": 64, "num_warps": 8, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 32, "team": 2},
         "spec": {"kv": "tensor"},
-        "tflops": 347.1,
-    },
-    (256, 256, False, 1024): {
-        "tile": {"block_m": 128, "block_n": 80, "num_warps": 8, "stages": 2, "slack": 8, "last_to_first": True, "q_in_registers": False},
-        "spec": {"kv": "tensor"},
-        "tflops": 380.3,
+        "tflops": 453.0,
     },
     (256, 256, True, 0): {
-        "tile": {"block_m": 64, "block_n": 32, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_in_registers": True},
+        "tile": {"block_m": 128, "block_n": 64, "num_warps": 8, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 32, "team": 2},
         "spec": {"kv": "tensor"},
-        "tflops": 356.2,
+        "tflops": 407.0,
     },
 }
