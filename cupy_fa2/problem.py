@@ -6,6 +6,7 @@ enough, and CuPy and NumPy spell them alike.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -128,11 +129,16 @@ class Problem:
     def features(self) -> Features:
         """What the kernel has to be able to do."""
         signed = self.softcap is not None or self.alibi or self.bias is not None
+        # The kernel's scores are q . k or, capped, a tanh; `unit` of them is log2(e). What is added to them is divided by
+        # it. Not more than 1 beside a bias, for times the unit its lowest finite number has to stay finite.
+        unit = math.log2(math.e) * (self.softmax_scale if self.softcap is None else self.softcap)
+        divides = 2.0**-40 <= unit <= (2.0**40 if self.bias is None else 1.0)
         return Features(
             causal=self.causal,
             window=self.window_left is not None,
             negate=self.softmax_scale < 0 and not signed,
             softcap=self.softcap is not None,
+            scaled=(self.alibi or self.bias is not None) and not divides,
             alibi=self.alibi,
             bias=self.bias,
             mask=self.mask,

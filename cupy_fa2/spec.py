@@ -137,6 +137,7 @@ class Features:
     window: bool = False
     negate: bool = False
     softcap: bool = False
+    scaled: bool = False
     alibi: bool = False
     bias: Operand | None = None
     mask: Operand | None = None
@@ -176,6 +177,9 @@ class KernelSpec:
         makes no other kernel of it.
     softcap, alibi : bool
         Whether scores are capped, and whether they fall with the distance from the diagonal.
+    scaled : bool
+        Whether scores are brought to log2 before slopes and biases are added, which otherwise are divided by the scores'
+        unit: for units that allow no division.
     bias, mask : Operand, optional
         What is added to the scores, and what says which are hidden.
     sinks : bool
@@ -196,6 +200,7 @@ class KernelSpec:
     min_blocks: int = 1
     window: bool = False
     softcap: bool = False
+    scaled: bool = False
     alibi: bool = False
     bias: Operand | None = None
     mask: Operand | None = None
@@ -249,6 +254,7 @@ class KernelSpec:
         parts += [] if self.out_vectors else ["elements"]
         parts += [f"min{self.min_blocks}"] if self.min_blocks != 1 else []
         parts += ["softcap"] if self.softcap else []
+        parts += ["scaled"] if self.scaled else []
         parts += ["alibi"] if self.alibi else []
         parts += [f"bias_{self.bias.dtype}{self.bias.suffix()}"] if self.bias else []
         parts += [f"mask{self.mask.suffix()}"] if self.mask else []
@@ -259,8 +265,8 @@ class KernelSpec:
         """What happens to scores before the softmax, in order, as a C++ type."""
         mods = ["Negate"] if self.negate else []
         mods += ["Softcap"] if self.softcap else []
-        mods += ["Scaled"] if self.alibi or self.bias else []
-        mods += ["Alibi"] if self.alibi else []
+        mods += ["Scaled"] if self.scaled else []
+        mods += [f"Alibi<{str(not (self.softcap or self.scaled)).lower()}>"] if self.alibi else []
         mods += [f"Bias<{self.bias.dtype}, {self.bias.arguments()}>"] if self.bias else []
         mods += [f"BoolMask<{self.mask.arguments()}>"] if self.mask else []
         return f"ScoreMods<{', '.join(mods)}>"

@@ -44,12 +44,10 @@ struct QOperand {
   }
 };
 
-// s = Q K^T. The reduction runs outermost, so that each piece of Q is read once per key tile.
+// s += Q K^T. The reduction runs outermost, so that each piece of Q is read once per key tile.
 template <class T, int kKept, int kMTiles, int kChunks, class QTile, class KTile>
 inline void gemm_qk(ScoreChunk<kMTiles> (&s)[kChunks], const QOperand<kKept, QTile, kMTiles>& q,
                     const LaneAddress<KTile>& k) {
-#pragma unroll
-  for (int chunk = 0; chunk < kChunks; ++chunk) s[chunk].clear();
 #pragma unroll
   for (int d = 0; d < QTile::kNumCols; d += 16) {
     u32 a[kMTiles][4];

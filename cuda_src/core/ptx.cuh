@@ -207,6 +207,13 @@ inline float tanh(float x) {
   return y;
 }
 
+// a b + c, rounded towards zero: what overflows becomes the largest finite number.
+inline float fma_towards_zero(float a, float b, float c) {
+  float y;
+  asm("fma.rz.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c));
+  return y;
+}
+
 inline float abs(float x) {
   float y;
   asm("abs.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -21,8 +21,8 @@ namespace fa2 {
 template <class T, int kMTiles, int kSlack, bool kSumRounded>
 struct OnlineSoftmax {
   static constexpr int kRows = kMTiles * kRowsPerMTile;
-  // The reference m of each row. It starts at the lowest finite number and not at -inf, so that a row that has seen
-  // nothing gets 2^(-inf - m) = 0 for its hidden scores without a special case; any finite score still raises it.
+  // The reference m of each row, and m scale. Of a row that has seen nothing the latter is the lowest finite number and
+  // not -inf, so that its hidden scores get 2^(-inf - shift) = 0 without a special case; any score still raises it.
   float reference[kRows];
   float shift[kRows];
   float row_sum[kRows];  // this lane's share: a row's columns are spread over the four lanes of a quad
@@ -34,8 +34,8 @@ struct OnlineSoftmax {
   explicit OnlineSoftmax(float scale) : scale(scale) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      reference[r] = kLowest;
-      shift[r] = scaled(kLowest);
+      reference[r] = -kInfinity;
+      shift[r] = kLowest;
       row_sum[r] = rounded_sum[r] = 0.f;
     }
   }
@@ -116,7 +116,7 @@ struct OnlineSoftmax {
   float scaled(float score) const { return ptx::max(score * scale, kLowest); }
   bool is_large(int r) const {
     const float s = scaled(reference[r]);
-    return (s >= kLarge || s <= -kLarge) && reference[r] != kLowest;
+    return (s >= kLarge || s <= -kLarge) && reference[r] != -kInfinity;
   }
 
   float log2_reference(int r) const { return is_large(r) ? scaled(reference[r]) : shift[r]; }

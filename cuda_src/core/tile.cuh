@@ -166,6 +166,14 @@ struct ScoreChunk {
   }
 };
 
+// The same for adjacent chunks, with `col` counted through them.
+template <int kMTiles, int kChunks, class Body>
+inline void visit_chunks(ScoreChunk<kMTiles> (&s)[kChunks], Body&& body) {
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk)
+    s[chunk].visit([&](float& value, int r, int col) { body(value, r, chunk * ScoreChunk<kMTiles>::kCols + col); });
+}
+
 // The output accumulator: kMTiles * 16 rows by kCols columns.
 template <int kMTiles, int kCols>
 struct OutFragment {

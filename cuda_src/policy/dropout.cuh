@@ -15,10 +15,11 @@ struct NoDropout {
   static constexpr bool kNone = true;
   static float rescale(const FwdParams&) { return 1.f; }
 
-  template <int kMTiles>
+  template <int kMTiles, int kChunks>
   struct Of {
     Of(const FwdParams&, int, int, int) {}
-    void drop(ScoreChunk<kMTiles>&, int, int) {}
+    void draw(int) {}
+    void drop(ScoreChunk<kMTiles>&, int) const {}
   };
 };
 
@@ -28,13 +29,14 @@ struct Dropout {
 
   static float rescale(const FwdParams& params) { return params.dropout_rescale; }
 
-  template <int kMTiles>
+  template <int kMTiles, int kChunks>
   struct Of {
+    static_assert(kChunks % 2 == 0, "a call's numbers are for two chunks");
     static constexpr int kRows = kMTiles * kRowsPerMTile;
     u32 key_low, key_high;
     u32 batch, head, first_row;
     u32 threshold;  // in the upper half: a number below it is kept
-    u32 words[kRows][4];
+    u32 words[kChunks / 2][kRows][4];
 
     Of(const FwdParams& params, int batch, int head, int first_row)
         : batch(batch), head(head), first_row(first_row), threshold(params.dropout_threshold << 16) {
@@ -44,15 +46,20 @@ struct Dropout {
       key_high = static_cast<u32>(seed >> 32);
     }
 
-    // Sets dropped probabilities of a chunk to 0. Chunks come in ascending order, tiles begin at multiples of 32 keys.
-    void drop(ScoreChunk<kMTiles>& p, int chunk, int first_key) {
-      if (chunk % 2 == 0) {
-        const u32 column = (first_key / kKeysPerCall + chunk / 2) * 4 + lane_id() % 4;
+    // Draws for a tile, which begins at a multiple of 32 keys. Before Q K^T, whose mma leave time for it.
+    void draw(int first_key) {
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) philox(words[r], column, first_row + fragment_row(r));
+      for (int pair = 0; pair < kChunks / 2; ++pair) {
+        const u32 column = (first_key / kKeysPerCall + pair) * 4 + lane_id() % 4;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) philox(words[pair][r], column, first_row + fragment_row(r));
       }
+    }
+
+    // Sets dropped probabilities of a chunk to 0.
+    void drop(ScoreChunk<kMTiles>& p, int chunk) const {
       p.visit([&](float& value, int r, int col) {
-        const u32 word = words[r][chunk % 2 * 2 + col / 8];
+        const u32 word = words[chunk / 2][r][chunk % 2 * 2 + col / 8];
         if ((col % 2 == 0 ? word << 16 : word) >= threshold) value = 0.f;
       });
     }

@@ -95,44 +95,46 @@ struct OperandFragment {
     }
   }
 
-  // body(value, element) for every score of a chunk.
+  // body(value, element) for every score.
   template <class Body>
-  void visit(ScoreChunk<kMTiles>& s, int chunk, Body&& body) const {
-    s.visit([&](float& value, int r, int col) {
-      const auto& pair = pairs[chunk * 2 + col / 8][kRows ? r : 0];
+  void visit(ScoreChunk<kMTiles> (&s)[kChunks], Body&& body) const {
+    visit_chunks(s, [&](float& value, int r, int col) {
+      const auto& pair = pairs[col / 8][kRows ? r : 0];
       body(value, col % 2 == 0 ? E::low(pair) : E::high(pair));
     });
   }
 };
 
 template <class T, bool kRows, bool kPairs>
-struct Bias {
-  static constexpr bool kSigned = true;
+struct Bias : Modifier {
   template <int kMTiles, int kChunks>
-  struct Of : Modifier {
+  struct Of {
+    float factor;  // to the unit of the scores
     OperandFragment<T, kRows, kPairs, kMTiles, kChunks> bias;
     explicit Of(ScoreContext& context)
-        : bias(context, context.params.bias, context.params.bias_stride_batch, context.params.bias_stride_head,
+        : factor(kLog2E * __frcp_rn(context.unit)),
+          bias(context, context.params.bias, context.params.bias_stride_batch, context.params.bias_stride_head,
                context.params.bias_stride_seq, context.params.bias_stride_key) {}
     void fetch(int first_key) { bias.fetch(first_key); }
-    void modify(ScoreChunk<kMTiles>& s, int chunk, int) const {
-      bias.visit(s, chunk, [](float& value, float added) { value = __fmaf_rn(added, kLog2E, value); });
+    void modify(ScoreChunk<kMTiles> (&s)[kChunks], int) const {
+      // Towards zero, so that the lowest finite number, which is in use as a mask, stays finite: a row of nothing else
+      // has a mean, as in the definition.
+      bias.visit(s, [&](float& value, float added) { value = ptx::fma_towards_zero(added, factor, value); });
     }
   };
 };
 
 template <bool kRows, bool kPairs>
-struct BoolMask {
-  static constexpr bool kSigned = false;
+struct BoolMask : Modifier {
   template <int kMTiles, int kChunks>
-  struct Of : Modifier {
+  struct Of {
     OperandFragment<bool, kRows, kPairs, kMTiles, kChunks> mask;
     explicit Of(ScoreContext& context)
         : mask(context, context.params.mask, context.params.mask_stride_batch, context.params.mask_stride_head,
                context.params.mask_stride_seq, context.params.mask_stride_key) {}
     void fetch(int first_key) { mask.fetch(first_key); }
-    void modify(ScoreChunk<kMTiles>& s, int chunk, int) const {
-      mask.visit(s, chunk, [](float& value, bool visible) { value = visible ? value : -kInfinity; });
+    void modify(ScoreChunk<kMTiles> (&s)[kChunks], int) const {
+      mask.visit(s, [](float& value, bool visible) { value = visible ? value : -kInfinity; });
     }
   };
 };

@@ -24,11 +24,11 @@ struct FwdTile {
   int block_m, block_n;      // query rows and keys of a tile
   int head_dim, head_dim_v;  // rounded up to 16
   int num_warps;
-  int stages;           // 2: K and V are double-buffered; 1: each has one buffer, refilled as soon as it is free
-  int slack;            // log2 by which a row maximum may grow before O is rescaled (softmax.cuh)
-  bool last_to_first;   // the order of the key tiles
-  int q_kept;           // columns of Q whose fragments stay in registers; the others are read again for every key tile
-  int team;             // warps that share rows: 1 or 2 (team.cuh)
+  int stages;          // 2: K and V are double-buffered; 1: each has one buffer, refilled as soon as it is free
+  int slack;           // log2 by which a row maximum may grow before O is rescaled (softmax.cuh)
+  bool last_to_first;  // the order of the key tiles
+  int q_kept;          // columns of Q whose fragments stay in registers; the others are read again for every key tile
+  int team;            // warps that share rows: 1 or 2 (team.cuh)
 };
 
 template <FwdTile kTile, class T, class Lengths_, template <class> class Mask_, class Score, class Dropout, class KV,
@@ -70,13 +70,15 @@ struct FwdKernel {
     const WarpTeam team(sQ + QTile::kBytes);
     const int warp_row = team.index() * kMTiles * 16;
 
-    // Key tiles [n_begin, n_end) are seen by some row, [n_full_begin, n_full_end) whole by every row.
+    // Key tiles [n_begin, n_end) are seen by some row of the block, [n_whole_begin, n_whole_end) whole by every row of
+    // this warp.
     const int last_row = min(work.row_begin + kTile.block_m, lengths.seqlen_q()) - 1;
+    const int warp_last_row = min(work.row_begin + warp_row + kMTiles * 16, lengths.seqlen_q()) - 1;
     const int n_begin = Mask::kLeft ? mask.row_begin(work.row_begin) / kTile.block_n : 0;
     const int n_end =
         Lengths::kPadded && last_row < work.row_begin ? 0 : ceil_div(mask.row_end(last_row), kTile.block_n);
-    const int n_full_begin = Mask::kLeft ? ceil_div(mask.row_begin(last_row), kTile.block_n) : 0;
-    const int n_full_end = mask.row_end(work.row_begin) / kTile.block_n;
+    const int n_whole_begin = Mask::kLeft ? ceil_div(mask.row_begin(warp_last_row), kTile.block_n) : 0;
+    const int n_whole_end = mask.row_end(work.row_begin + warp_row) / kTile.block_n;
 
     OutFragment<kMTiles, kCols> o;
     ScoreContext context{params,
@@ -86,7 +88,7 @@ struct FwdKernel {
                          clamped_shift(lengths.diagonal()),
                          Score::first_unit(params)};
     typename Score::template Of<kMTiles, kChunks> score(context);
-    typename Dropout::template Of<kMTiles> dropout(params, work.batch, work.head, work.row_begin + warp_row);
+    typename Dropout::template Of<kMTiles, kChunks> dropout(params, work.batch, work.head, work.row_begin + warp_row);
     OnlineSoftmax<T, kMTiles, kTile.slack, Epilogue::kSumRounded> softmax(context.unit);
     o.clear();
 
@@ -114,12 +116,14 @@ struct FwdKernel {
         ScoreChunk<kMTiles> s[kChunks];
         score.fetch(first_key);
         stream.acquire_k(n_block, left);
+        dropout.draw(first_key);
+        score.start(s, first_key);
         gemm_qk<T>(s, q, k.advanced(stream.k_offset()));
         stream.release_k(n_block, left);
 
         score.modify(s, first_key);
-        if (n_block >= n_full_end || (Mask::kLeft && n_block < n_full_begin))
-          hide(s, mask, work.row_begin + warp_row, first_key);
+        if (n_block >= n_whole_end) hide_right(s, mask, work.row_begin + warp_row, first_key);
+        if (Mask::kLeft && n_block < n_whole_begin) hide_left(s, mask, work.row_begin + warp_row, first_key);
         softmax.raise(s, o, team);
 
         stream.acquire_v();
@@ -127,7 +131,7 @@ struct FwdKernel {
         // Chunk by chunk, the exponentials of one among the mma of the one before.
         const auto probabilities = [&](u32(&p)[kMTiles][4], int chunk) {
           softmax.exponentiate(s[chunk]);
-          dropout.drop(s[chunk], chunk, first_key);
+          dropout.drop(s[chunk], chunk);
           s[chunk].template pack_operands<T>(p);
         };
         if constexpr (kTeam == 1) {
@@ -163,22 +167,24 @@ struct FwdKernel {
   }
 
  private:
-  // Sets the scores that a row may not see to -inf.
-  static void hide(ScoreChunk<kMTiles> (&s)[kChunks], const Mask& mask, int first_row, int first_key) {
-    // Per row: the visible columns, counted from the lane's first.
-    int begin[kMTiles * kRowsPerMTile], end[kMTiles * kRowsPerMTile];
+  // Sets the scores that a row may not see to -inf: those right of its band, and those left of it.
+  static void hide_right(ScoreChunk<kMTiles> (&s)[kChunks], const Mask& mask, int first_row, int first_key) {
+    int end[kMTiles * kRowsPerMTile];  // the first hidden column, counted from the lane's first
 #pragma unroll
-    for (int r = 0; r < kMTiles * kRowsPerMTile; ++r) {
-      const int row = first_row + fragment_row(r);
-      begin[r] = mask.row_begin(row) - first_key - fragment_col();
-      end[r] = mask.row_end(row) - first_key - fragment_col();
-    }
+    for (int r = 0; r < kMTiles * kRowsPerMTile; ++r)
+      end[r] = mask.row_end(first_row + fragment_row(r)) - first_key - fragment_col();
+    visit_chunks(s, [&](float& value, int r, int col) {
+      if (col >= end[r]) value = -kInfinity;
+    });
+  }
+  static void hide_left(ScoreChunk<kMTiles> (&s)[kChunks], const Mask& mask, int first_row, int first_key) {
+    int begin[kMTiles * kRowsPerMTile];
 #pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk)
-      s[chunk].visit([&](float& value, int r, int col) {
-        const int column = chunk * ScoreChunk<kMTiles>::kCols + col;
-        if (column >= end[r] || (Mask::kLeft && column < begin[r])) value = -kInfinity;
-      });
+    for (int r = 0; r < kMTiles * kRowsPerMTile; ++r)
+      begin[r] = mask.row_begin(first_row + fragment_row(r)) - first_key - fragment_col();
+    visit_chunks(s, [&](float& value, int r, int col) {
+      if (col < begin[r]) value = -kInfinity;
+    });
   }
 };
 

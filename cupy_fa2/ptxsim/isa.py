@@ -128,11 +128,16 @@ def _select(m: Modifiers) -> Operation:
 def _fused(m: Modifiers) -> Operation:
     t = m.type()
     relu = m.flag("relu")
+    towards_zero = m.flag("rz")
     if t == "f64":
         raise UnsupportedInstruction("fma.f64: a product of two float64 is not exact here")
 
     def fma(a: Array, b: Array, c: Array) -> Array:
-        result = (a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(a.dtype)
+        exact = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
+        result = exact.astype(a.dtype)
+        if towards_zero:
+            # Infinite only where an operand was: overflow ends at the largest finite number.
+            result = np.where(np.abs(result) > np.abs(exact), np.nextafter(result, np.zeros_like(result)), result)
         return _float_max(result, np.zeros_like(result)) if relu else result
 
     return _floating(fma, t, m, 3)
