@@ -41,6 +41,20 @@ def test_first_visited_block_masked_and_scores_far_below_zero(fa, seqlen_q, seql
         np.testing.assert_allclose(host(lse)[0, 0, rows], first + np.log(seen[rows]), atol=0.3)
 
 
+@pytest.mark.parametrize("constant", [-120, -1000])
+def test_first_visited_block_beyond_the_window_and_scores_far_below_zero(fa, constant):
+    """B001: as above, with blocks that a window hides from some rows of a tile on either side."""
+    heads = fa.size((1, 1), (14, 2))
+    for seqlen_q, seqlen_k in [(88, 448), (200, 130)]:
+        e = example(fa.size("float16", "bfloat16"), 1, seqlen_q, seqlen_k, heads[0], 64, num_heads_k=heads[1])
+        q, k, v = shifted_scores(e, constant, fa.xp)
+        out, lse = fa.call(q, k, v, window=(20, 0))
+        assert_attention_close(out, lse, q, k, v, window=(20, 0))
+        seen = np.clip(np.arange(seqlen_q) + 1 + seqlen_k - seqlen_q, 0, 21)
+        first = float(host(k)[0, 0, 0, 0].astype(float)) / 8
+        np.testing.assert_allclose(host(lse)[0, 0, seen > 0], first + np.log(seen[seen > 0]), atol=0.3)
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("seqlen_k", [1, 64, 300])
 def test_scores_below_any_finite_filler(fa, seqlen_k, sign):
