@@ -78,6 +78,35 @@ def test_captured_in_a_graph(cp):
         assert host(out).tobytes() == eager
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed_on_device", [False, True])
+def test_captured_with_dropout_and_lengths(cp, seed_on_device):
+    """B025: a replay reads lengths, and a seed that is an array, as they then are; an int is part of the graph."""
+    q, k, v = random_qkv(2, 2048, 2048, 12, 64, xp=cp)
+    out, lengths, seed = cp.empty_like(q), cp.asarray([2048, 1000], cp.int32), cp.asarray(1, cp.uint64)
+    captured = {"seqlens_k": lengths, "dropout_p": 0.1, "dropout_seed": seed if seed_on_device else 1}
+    cupy_fa2.flash_attention(q, k, v, out=out, **captured)
+    stream = cp.cuda.Stream(non_blocking=True)
+    cp.cuda.Device().synchronize()
+    with stream:
+        stream.begin_capture()
+        cupy_fa2.flash_attention(q, k, v, out=out, **captured)
+        graph = stream.end_capture()
+    results = []
+    for number, numbers in [(1, [2048, 1000]), (2**64 - 1, [2048, 1000]), (3, [0, 77])]:
+        seed.fill(number)
+        lengths[...] = cp.asarray(numbers, cp.int32)
+        expected = captured | {"dropout_seed": number if seed_on_device else 1}
+        eager = host(cupy_fa2.flash_attention(q, k, v, **expected)).tobytes()
+        out.fill(np.nan)
+        cp.cuda.Device().synchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        results.append(host(out).tobytes())
+        assert results[-1] == eager
+    assert (results[0] == results[1]) is not seed_on_device
+
+
 COLD_CAPTURE = """
 import cupy as cp, numpy as np, cupy_fa2
 q = cp.ones((1, 64, 1, 64), np.float16)
