@@ -32,7 +32,7 @@ def test_mask_is_the_public_one_whatever_is_skipped(fa, causal, window, p):
         sizes = {"batch": batch, "num_heads": heads, "num_heads_k": heads_k, "head_dim": head_dim}
         found, _ = weights(fa, seqlen_q, seqlen_k, **sizes, **options)
         distance = np.arange(seqlen_q)[:, None] + seqlen_k - seqlen_q - np.arange(seqlen_k)
-        visible = (distance >= 0) & (distance <= 40) if window else distance >= (0 if causal else -seqlen_k)
+        visible = (distance >= 0) & (distance <= 40) if window else distance >= (0 if causal else -np.inf)
         kept = cupy_fa2.dropout_mask((batch, heads, seqlen_q, seqlen_k), p, 2**63 + 12345) & visible
         expected = kept / np.maximum(visible.sum(axis=1), 1)[:, None] * (65536 / threshold(p))
         np.testing.assert_allclose(found, expected, rtol=2**-9)
