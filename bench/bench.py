@@ -21,7 +21,6 @@ import numpy as np
 import peers
 from cases import Case, cases
 from timing import (
-    RESULTS,
     Inputs,
     bare_call,
     compile_all,
@@ -30,7 +29,8 @@ from timing import (
     interleaved,
     need_gpu,
     plan_of,
-    slug,
+    spread,
+    stored_path,
     write_result,
 )
 
@@ -86,7 +86,7 @@ def main() -> int:
 def run(rows: list[Case], wanted: list[str], options: argparse.Namespace, started: float) -> dict[str, Any]:
     """Measure all rows and store the result after each, so that an interrupted run leaves what it had."""
     device = cuda_device(0)
-    output = options.output or (None if options.quick else RESULTS / f"{slug(device.name)}.json")
+    output = options.output or (None if options.quick else stored_path(device.name))
     result: dict[str, Any] = {
         "schema": SCHEMA,
         **describe_machine(device, options.commit),
@@ -163,7 +163,7 @@ def measure_case(
         try:
             call = peers.prepare(peer, case, q, k, v)
             theirs = call()  # compiles, chooses an algorithm, or fails
-            difference = largest_difference(theirs, out)
+            difference = peers.largest_difference(theirs, out)
             del theirs
             if peer == "flash2":
                 row["difference"] = round(difference, 5)
@@ -200,18 +200,6 @@ def measure_case(
         except Exception as error:
             messages["cupy"] = first_line(error)
     row["messages"] = messages
-
-
-def largest_difference(theirs: Any, ours: Any) -> float:
-    """Largest difference of a torch tensor and a CuPy array; NaN if either has one."""
-    torch = peers._torch()
-    return float((theirs.float() - torch.from_dlpack(ours).float()).abs().max())
-
-
-def spread(values: np.ndarray[Any, Any]) -> float:
-    """Width of the middle half of the values, over their median."""
-    low, middle, high = np.percentile(values, (25, 50, 75))
-    return round(float((high - low) / middle), 4)
 
 
 def line(row: dict[str, Any]) -> str:

@@ -9,7 +9,20 @@ from typing import Any
 
 from cases import Case
 
-__all__ = ["PEERS", "TITLES", "Unavailable", "by_hand", "prepare", "versions"]
+__all__ = [
+    "PEERS",
+    "SDPA",
+    "TITLES",
+    "Unavailable",
+    "by_hand",
+    "largest_difference",
+    "prepare",
+    "relative_difference",
+    "sdpa",
+    "tensor",
+    "torch_module",
+    "versions",
+]
 
 #: Column of a result -> its title.
 TITLES = {
@@ -21,6 +34,9 @@ TITLES = {
 }
 #: Peers that are timed in turn with ours; ``cupy`` takes too long and is timed by itself.
 PEERS = ("flash2", "cudnn", "flash3", "triton")
+
+#: Peers that are back ends of torch's `scaled_dot_product_attention` -> torch's names of them.
+SDPA = {"flash2": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
 
 _BYTES_BY_HAND = 11  # per score: what the pool grows to, 22 GB for 2 x 16 x 8192 x 8192
 
@@ -37,7 +53,13 @@ def _module(name: str) -> Any:
         raise Unavailable(f"no {name} ({' '.join(str(error).split())[:80]})") from error
 
 
-def _torch() -> Any:
+def torch_module() -> Any:
+    """The module `torch`, with a CUDA device.
+
+    Raises
+    ------
+    Unavailable
+    """
     torch = _module("torch")
     if not torch.cuda.is_available():
         raise Unavailable("this torch has no CUDA device")
@@ -53,7 +75,7 @@ def versions() -> dict[str, str | None]:
         except Unavailable:
             found[column] = None
     try:
-        found["cudnn"] = str(_torch().backends.cudnn.version())
+        found["cudnn"] = str(torch_module().backends.cudnn.version())
     except Unavailable:
         found["cudnn"] = None
     return found
@@ -66,18 +88,10 @@ def prepare(peer: str, case: Case, q: Any, k: Any, v: Any) -> Callable[[], Any]:
     ------
     Unavailable
     """
-    torch = _torch()
+    torch = torch_module()
     tensors = [torch.from_dlpack(x) for x in (q, k, v)]
-    if peer in ("flash2", "cudnn"):
-        attention = _module("torch.nn.attention")
-        backend = attention.SDPBackend.FLASH_ATTENTION if peer == "flash2" else attention.SDPBackend.CUDNN_ATTENTION
-        qt, kt, vt = (x.transpose(1, 2) for x in tensors)
-
-        def call() -> Any:
-            with attention.sdpa_kernel(backend):
-                return torch.nn.functional.scaled_dot_product_attention(qt, kt, vt, is_causal=case.causal).transpose(
-                    1, 2
-                )
+    if peer in SDPA:
+        call = sdpa(peer, *tensors, is_causal=case.causal)
 
     elif peer == "flash3":
         if case.dtype != "bf16":
@@ -98,6 +112,41 @@ def prepare(peer: str, case: Case, q: Any, k: Any, v: Any) -> Callable[[], Any]:
     else:
         raise ValueError(f"no peer {peer}")
     return call
+
+
+def sdpa(peer: str, q: Any, k: Any, v: Any, **options: Any) -> Callable[[], Any]:
+    """A call of one back end of torch's `scaled_dot_product_attention`, with its `options`, on torch tensors.
+
+    Tensors and result are (batch, seqlen, heads, head_dim).
+    """
+    torch, attention = _module("torch"), _module("torch.nn.attention")
+    backend = getattr(attention.SDPBackend, SDPA[peer])
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+
+    def call() -> Any:
+        with attention.sdpa_kernel(backend):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
+
+    return call
+
+
+def largest_difference(theirs: Any, ours: Any) -> float:
+    """Largest difference of a torch tensor and a CuPy array; NaN if either has one."""
+    return float((theirs.float() - torch_module().from_dlpack(ours).float()).abs().max())
+
+
+def relative_difference(theirs: Any, ours: Any) -> float:
+    """Norm of the difference of a torch tensor and a CuPy array over the norm of the second; NaN if either has one."""
+    expected = torch_module().from_dlpack(ours).float()
+    return float((theirs.float() - expected).norm() / expected.norm())
+
+
+def tensor(x: Any) -> Any:
+    """An array as a torch tensor, without a copy."""
+    torch = _module("torch")
+    if x.dtype == bool:  # travels as bytes: not every DLPack has a bool
+        return torch.from_dlpack(x.view("u1")).view(torch.bool)
+    return torch.from_dlpack(x)
 
 
 def by_hand(case: Case, q: Any, k: Any, v: Any) -> float:

@@ -3,6 +3,8 @@
     python bench/report.py                 docs/speed-<card>.svg, and README between its bench markers
     python bench/report.py --check         write nothing; exit 1 where README is out of date
 
+What options cost (bench/options.py) comes below, where results/<card>-options.json is stored beside the result.
+
 The same result gives the same bytes (of the picture: with one version of matplotlib, which is what
 ``pip install 'cupy-fa2[bench]'`` brings).
 """
@@ -16,13 +18,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from options import KIND, best_of_torch, verdict
 from timing import RESULTS, ROOT, slug
 
-__all__ = ["BEGIN", "END", "insert", "main", "picture", "readme_table"]
+__all__ = ["BEGIN", "END", "insert", "main", "options_table", "picture", "readme_table"]
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 SCHEMA = 1
 README_SEQLENS = (2048, 16_384)
+_BACK_ENDS = {"flash2": "flash", "cudnn": "cuDNN", "efficient": "efficient", "flex": "flex_attention"}
 _PEERS = {"flash2": "FlashAttention-2", "cudnn": "cuDNN", "flash3": "FlashAttention-3", "triton": "Triton"}
 _COLOURS = {"ours": "#c1272d", "flash2": "#0000a7", "cudnn": "#4d9221", "flash3": "#7b3294", "triton": "#e08214"}
 
@@ -86,6 +90,45 @@ def readme_table(result: dict[str, Any], picture_path: str | None = None) -> str
     lines.append(f"Compared with: {versions}. `python bench/bench.py` measures, `python bench/report.py` writes this.")
     if picture_path:
         lines += ["", f"![TFLOP/s by sequence length]({picture_path})"]
+    return "\n".join(lines)
+
+
+def options_table(result: dict[str, Any]) -> str:
+    """What options cost, to stand below the other table; nothing, if no row was measured."""
+    rows = [row for row in result["rows"] if "cost" in row and not row["plain"]]
+    if not rows:
+        return ""
+    first = rows[0]
+    words = {"f16": "float16", "bf16": "bfloat16"}
+    lines = [
+        "What options cost: our time over that of our plain call in the same rounds, over the share of pairs of query "
+        "and key that are seen. "
+        f"{words[first['dtype']]}, {first['num_heads']} heads x {first['head_dim']}, 16k tokens, on one "
+        f"{result['card']} ({result['date']}, commit `{result['commit']}`):",
+        "",
+        "| option | seqlen | pairs seen | ms | cost | mark | torch's best | its cost | vs torch |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        best = best_of_torch(row)
+        found = row["torch"][best] if best else {}
+        cells = [
+            row["title"],
+            f"{row['seqlen']:,}",
+            f"{row['share']:.0%}",
+            f"{row['ms']:.2f}",
+            f"{row['cost']:.2f}x",
+            "" if row["mark"] is None else f"{row['mark']:.2f}x" + ("" if verdict(row) == "pass" else " (missed)"),
+            _BACK_ENDS[best] + (f", {row['notes'][best]}" if best in row["notes"] else "") if best else "none",
+            f"{found['own']:.2f}x" if "own" in found else "",
+            f"{found['ratio']:.2f}x" if found else "",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "Its cost: of torch's fastest fused back end for the same call, over its own plain time. vs torch: above 1x we "
+        "are faster. `python bench/options.py` measures.",
+    ]
     return "\n".join(lines)
 
 
@@ -162,7 +205,8 @@ def insert(readme: str, text: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("result", type=Path, nargs="?", help="default: the only file of bench/results/")
+    parser.add_argument("result", type=Path, nargs="?", help="default: the only card's of bench/results/")
+    parser.add_argument("--options", type=Path, help="default: <result>-options.json, if there is one")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs")
     parser.add_argument("--no-picture", action="store_true")
@@ -170,13 +214,16 @@ def main() -> int:
     options = parser.parse_args()
     path = options.result
     if path is None:
-        stored = sorted(RESULTS.glob("*.json"))
+        stored = sorted(path for path in RESULTS.glob("*.json") if not path.stem.endswith(f"-{KIND}"))
         if len(stored) != 1:
             parser.error(f"name one of {', '.join(map(str, stored)) or 'no stored result'}")
         path = stored[0]
-    result = json.loads(path.read_text())
-    if result.get("schema") != SCHEMA:
-        parser.error(f"{path} has schema {result.get('schema')}, this script reads {SCHEMA}")
+    beside = options.options or path.with_name(f"{path.stem}-{KIND}.json")
+    read = {file: json.loads(file.read_text()) for file in (path, beside) if file == path or file.exists()}
+    for file, kind in ((path, None), (beside, KIND)):
+        if file in read and (read[file].get("schema"), read[file].get("kind")) != (SCHEMA, kind):
+            parser.error(f"{file} is not a {kind or 'bench'} result of schema {SCHEMA}, which this script reads")
+    result = read[path]
 
     drawing = options.docs / f"speed-{slug(result['card'])}.svg"
     files: dict[Path, bytes] = {}
@@ -191,6 +238,8 @@ def main() -> int:
         link = drawing.as_posix()
     shown = link if drawing in files or drawing.exists() else None
     text = readme_table(result, shown)
+    below = options_table(read[beside]) if beside in read else ""
+    text += f"\n\n{below}" if below else ""
     try:
         files[options.readme] = insert(options.readme.read_text(), text).encode()
     except (OSError, ValueError) as error:

@@ -21,6 +21,7 @@ from cases import Case
 
 from cupy_fa2.compile import Binary, build
 from cupy_fa2.device import Device
+from cupy_fa2.operands import FIELDS
 from cupy_fa2.params import FwdBindings
 from cupy_fa2.plan import Plan, plan_forward
 from cupy_fa2.problem import Problem
@@ -42,6 +43,8 @@ __all__ = [
     "need_gpu",
     "plan_of",
     "slug",
+    "spread",
+    "stored_path",
     "write_result",
 ]
 
@@ -90,10 +93,10 @@ class Inputs:
         return q, k, v, out
 
 
-def plan_of(case: Case, device: Device) -> Plan:
-    """The plan that a call gets; needs no GPU."""
+def plan_of(case: Case, device: Device, **given: Any) -> Plan:
+    """The plan that a call gets, `given` its other options; needs no GPU."""
     stand_in = np.empty(case.shape, DTYPES[case.dtype])  # never touched, so never really there
-    problem = Problem.from_arrays(stand_in, stand_in, stand_in, causal=case.causal, addresses=(0, 0, 0, 0))
+    problem = Problem.from_arrays(stand_in, stand_in, stand_in, causal=case.causal, addresses=(0, 0, 0, 0), **given)
     return plan_forward(problem, device)
 
 
@@ -112,14 +115,18 @@ def compile_all(specs: Iterable[KernelSpec], device: Device) -> dict[KernelSpec,
 
 
 def bare_call(
-    spec: KernelSpec | None, device: Device, q: Any, k: Any, v: Any, out: Any, causal: bool
+    spec: KernelSpec | None, device: Device, q: Any, k: Any, v: Any, out: Any, causal: bool, **given: Any
 ) -> tuple[Plan, CupyKernel, Callable[[], None]]:
     """The launch of one kernel and nothing else: its plan, the loaded kernel, and a call without arguments.
 
-    `spec` replaces the plan's own.
+    `spec` replaces the plan's own. `given` are other options; those that are arrays are on the device already, int32
+    where they are integers, and a seed is an array.
     """
     pointers = (q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr)
-    problem = Problem.from_arrays(q, k, v, causal=causal, out=out, addresses=pointers)
+    operands = {name: x.data.ptr for name, x in given.items() if hasattr(x, "data")}
+    problem = Problem.from_arrays(
+        q, k, v, causal=causal, out=out, addresses=pointers, option_addresses=operands, **given
+    )
     plan = plan_forward(problem, device)
     if spec is not None:
         tile = spec.tile
@@ -133,7 +140,8 @@ def bare_call(
             shared_bytes=spec.shared_bytes,
         )
     kernel = CupyKernel(plan.spec, device, plan.shared_bytes)
-    args = arguments(problem, plan, FwdBindings(*pointers), encode_cuda)
+    bound = {FIELDS[name]: address for name, address in operands.items()}
+    args = arguments(problem, plan, FwdBindings(*pointers, **bound), encode_cuda)
     return plan, kernel, lambda: kernel(plan, args)
 
 
@@ -177,6 +185,12 @@ def interleaved(
     return times
 
 
+def spread(values: np.ndarray[Any, Any]) -> float:
+    """Width of the middle half of the values, over their median."""
+    low, middle, high = np.percentile(values, (25, 50, 75))
+    return round(float((high - low) / middle), 4)
+
+
 def first_line(error: BaseException) -> str:
     """An exception as one short line."""
     text = " ".join(str(error).split())
@@ -200,6 +214,11 @@ def commit() -> str | None:
 def slug(card: str) -> str:
     """Name of a card's files: ``NVIDIA H200`` -> ``nvidia-h200``."""
     return re.sub(r"[^a-z0-9]+", "-", card.lower()).strip("-")
+
+
+def stored_path(card: str, kind: str = "") -> Path:
+    """Where the result of a card lies: that of the bench, or of another `kind`."""
+    return RESULTS / f"{slug(card)}{f'-{kind}' if kind else ''}.json"
 
 
 def describe_machine(device: Device, at_commit: str | None = None) -> dict[str, Any]:

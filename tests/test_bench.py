@@ -1,19 +1,28 @@
 """The bench, as far as it runs without a GPU: its machine-code counts, its data and its verdicts."""
 
+import contextlib
 import copy
 import itertools
 import json
 import runpy
+import time
+from types import SimpleNamespace
 
 import check
 import ncu
+import numpy as np
+import options
+import peers
 import pytest
 import report
 import sass
+import timing
 import tune
 from cases import cases
 
-from cupy_fa2.compile import build
+import cupy_fa2
+from cupy_fa2 import reference
+from cupy_fa2.compile import Binary, build
 from cupy_fa2.device import named_device
 from cupy_fa2.heuristics.feasible import infeasible
 from cupy_fa2.plan import forward_spec
@@ -191,6 +200,235 @@ def test_report_writes_between_the_markers_and_again_the_same(tmp_path, monkeypa
 def test_picture_is_the_same_twice():
     pytest.importorskip("matplotlib", reason="the picture needs: pip install 'cupy-fa2[bench]'")
     assert report.picture(make_result()) == report.picture(copy.deepcopy(make_result()))
+
+
+# --- what options cost --------------------------------------------------------------------------------------
+
+
+def small_case(dtype="bf16", causal=False, batch=2, seqlen=64, num_heads=2, head_dim=32):
+    shape = (batch, seqlen, num_heads, head_dim)
+    return SimpleNamespace(
+        **{"dtype": dtype, "causal": causal, "batch": batch, "seqlen": seqlen, "num_heads": num_heads, "shape": shape}
+    )
+
+
+def small_inputs(case, dtype=None):
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(case.shape, np.float32).astype(dtype or timing.DTYPES[case.dtype]) for _ in range(3)]
+
+
+@pytest.mark.parametrize("option", options.OPTIONS, ids=lambda option: option.name)
+def test_an_option_has_a_plan_and_stand_ins_are_shaped_like_its_arrays(option):
+    plan = timing.plan_of(option.case, H200, **option.given(options.Arrays()))
+    features = set(option.pieces) | ({"causal"} if option.causal else set())
+    assert all(getattr(plan.spec, name) for name in features & {"softcap", "alibi", "sinks", "padded", "dropout"})
+    assert (plan.spec.name == forward_spec(128, 128, H200)[0].name) == option.plain
+    case = small_case()
+    real, empty = option.given(options.Arrays(np), case), option.given(options.Arrays(), case)
+    assert real.keys() == empty.keys()
+    for name, x in real.items():
+        if isinstance(x, np.ndarray):
+            y = empty[name]
+            assert (x.shape, x.strides, x.dtype) == (y.shape, y.strides, y.dtype)
+
+
+def test_everything_together_is_right_and_wrong_results_are_found():
+    case = small_case()
+    q, k, v = small_inputs(case)
+    (option,) = (option for option in options.OPTIONS if option.name == "everything")
+    given = option.given(options.Arrays(np), case)
+    out, lse = cupy_fa2.flash_attention(q, k, v, return_lse=True, **given)
+    options.check(out, lse, q, k, v, False, given)
+    with pytest.raises(AssertionError):
+        options.check(out, lse, q, k, v, False, {**given, "softcap": 1.0})
+
+
+def test_pairs_are_counted():
+    row, key = np.ogrid[:50, :50]
+    for causal, window in ((False, (7, 0)), (False, (3, 4)), (True, (9, 9)), (False, (50, 50))):
+        seen = (row - key <= window[0]) & (key - row <= (0 if causal else window[1]))
+        share = options.visible_share(small_case(causal=causal, seqlen=50), window)
+        assert share == pytest.approx(seen.mean())
+    assert options.visible_share(small_case(causal=True)) == 0.5  # as FLOPs are counted
+    assert options.visible_share(small_case()) == 1
+
+
+def make_options():
+    """Every row as if options cost a tenth and torch's cuDNN twice as much; ALiBi fails."""
+    result = {**make_result(), "kind": options.KIND, "rows": []}
+    for option in options.OPTIONS:
+        row = options.describe(option, SimpleNamespace(spec=SimpleNamespace(name="kernel")))
+        result["rows"].append(row)
+        if option.name == "alibi":
+            row["error"] = "RuntimeError: no kernel"
+            continue
+        clocks = np.array([1.0, 1.1, 1.3])  # of a card that slows down
+        ours = 2.0 * row["share"] * (1.0 if option.plain else 1.1) * clocks
+        times = {"plain": 2.0 * clocks, "ours": ours, "yardstick": 2.5 * clocks}
+        if "softcap" not in option.pieces:
+            times["cudnn"] = 1.5 * clocks * (1.0 if option.plain else 2.0 * row["share"])
+            times["efficient"] = 9.0 * clocks
+        row["notes"], row["messages"] = {"cudnn": "rounded"} if option.name == "bias" else {}, {"flash2": "no mask"}
+        options.summarise(row, times)
+    options.finish(result["rows"])
+    return result
+
+
+def test_costs_are_over_the_plain_time_of_the_round_and_the_share():
+    rows = {row["name"]: row for row in make_options()["rows"]}
+    assert rows["plain"]["cost"] == 1
+    for name in ("causal", "bias", "window"):
+        row = rows[name]
+        assert row["cost"] == pytest.approx(1.1, abs=1e-3)
+        assert row["spread"] == 0  # the clocks cancel
+        assert row["torch"]["cudnn"]["own"] == pytest.approx(2, abs=1e-3)
+        assert row["torch"]["cudnn"]["ratio"] == pytest.approx(3 / 2.2, abs=1e-3)
+        assert options.best_of_torch(row) == "cudnn"
+        assert options.verdict(row) == "pass"
+    assert rows["bias"]["yardstick"] == pytest.approx(2.5 / 2.2, abs=1e-4)
+    assert options.best_of_torch(rows["softcap"]) is options.best_of_torch(rows["alibi"]) is None
+    assert options.verdict(rows["alibi"]) == "MISS"
+    assert options.verdict(rows["sinks"]) == ""
+    assert options.verdict({**rows["bias"], "cost": 1.46}) == "MISS"
+
+
+def test_a_table_has_every_row_and_says_why_one_failed():
+    result = make_options()
+    lines = options.table(result).splitlines()
+    assert len(lines) == len(options.OPTIONS) + 2
+    assert "ALiBi, 8,192: RuntimeError: no kernel" in lines
+    (bias,) = (line for line in lines if line.startswith("bias (1, h, s, s), bfloat16"))
+    assert bias.split()[6:] == ["8,192", "2.420", "1.100", "1.45", "pass", "cudnn", "3.300", "2.00", "1.36", "rounded"]
+    assert len({line.index("8,192") for line in lines if "8,192" in line and "ALiBi" not in line}) == 1
+    assert "no kernel" in options.line(result["rows"][3])
+    assert "no flash2: no mask" in options.line(result["rows"][4])
+
+
+def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
+    def measure(row, option, arrays, given, wanted, seconds, flex):
+        if option.name == "mask":
+            raise RuntimeError("wrong")
+        assert given.keys() == option.given(arrays_of()).keys()
+        row["notes"], row["messages"] = {}, {"torch": "no torch"}
+        options.summarise(row, {"plain": [2.0] * 5, "ours": [3.0] * 5})
+
+    def compile_all(specs, device):
+        return {spec: "no kernel" if spec.sinks else Binary(spec.name, "sm_90", b"", "", 255, 8) for spec in specs}
+
+    pytest.importorskip("cupy")
+    arrays_of = options.Arrays
+    monkeypatch.setattr(options, "Arrays", lambda xp=None: arrays_of())
+    monkeypatch.setattr(options, "cuda_device", lambda number: H200)
+    monkeypatch.setattr(options, "describe_machine", lambda device, commit: {"card": device.name, "commit": commit})
+    monkeypatch.setattr(options, "Inputs", lambda elements: SimpleNamespace(arrays=lambda case: [None] * 4))
+    monkeypatch.setattr(options, "compile_all", compile_all)
+    monkeypatch.setattr(options, "measure", measure)
+    wanted = SimpleNamespace(commit="c0ffee", flex=0.0, deadline=0.0, peers=[], seconds=0.1)
+    output = tmp_path / "card-options.json"
+    result = options.run(options.OPTIONS, wanted, output, time.perf_counter())
+    errors = {row["name"]: row["error"] for row in result["rows"] if "error" in row}
+    assert errors == {"mask": "RuntimeError: wrong", "sinks": "no kernel", "everything": "no kernel"}
+    assert json.loads(output.read_text()) == result
+    assert [row["cost"] for row in result["rows"] if row["name"] in ("plain", "causal")] == [1.5, 3.0]
+
+
+def test_costs_are_checked_like_ratios(tmp_path, monkeypatch, capsys):
+    stored, fresh = make_options(), make_options()
+    rows = {row["name"]: row for row in fresh["rows"]}
+    rows["bias"]["yardstick"] *= 0.975
+    assert check.compare(fresh, stored)[1] == 0
+    rows["bias"]["yardstick"] *= 0.98
+    del rows["mask"]["cost"], rows["mask"]["yardstick"]
+    rows["mask"]["error"] = "RuntimeError: wrong"
+    rows["causal"]["cost"] = 1.2  # plain is faster than it was, and this row is what it was
+    lines, lost = check.compare(fresh, stored)
+    assert lost == 2
+    assert sum("LOST" in line for line in lines) == 2
+    assert any("causal" in line and "+0.0%  (cost 1.20, mark 1.11: MISSED)" in line for line in lines)
+    # Without torch, by our own plain call.
+    for row in fresh["rows"]:
+        row.pop("yardstick", None)
+    lines, lost = check.compare(fresh, stored)
+    assert lost == 2
+    assert [line for line in lines if "LOST 8.3%" in line and "causal" in line]
+    monkeypatch.setattr(timing, "RESULTS", tmp_path)
+    (tmp_path / "fresh.json").write_text(json.dumps(stored))
+    (tmp_path / "nvidia-h200-options.json").write_text(json.dumps(stored))
+    monkeypatch.setattr("sys.argv", ["check.py", str(tmp_path / "fresh.json")])
+    assert check.main() == 0
+    (tmp_path / "nvidia-h200-options.json").write_text(json.dumps(make_result()))
+    assert check.main() == 2
+    capsys.readouterr()
+
+
+def test_report_puts_costs_below_where_they_are_stored(tmp_path, monkeypatch):
+    result, readme = tmp_path / "card.json", tmp_path / "README.md"
+    result.write_text(json.dumps(make_result()))
+    readme.write_text(f"{report.BEGIN}\n{report.END}\n")
+    command = ["report.py", str(result), "--readme", str(readme), "--docs", str(tmp_path), "--no-picture"]
+    monkeypatch.setattr("sys.argv", command)
+    assert report.main() == 0
+    without = readme.read_text()
+    (tmp_path / "card-options.json").write_text(json.dumps(make_options()))
+    assert report.main() == 0
+    text = readme.read_text()
+    assert text.startswith(without[: -len(f"\n{report.END}\n")])
+    assert (
+        "| bias (1, h, s, s), bfloat16 | 8,192 | 100% | 2.42 | 1.10x | 1.45x | cuDNN, rounded | 2.00x | 1.36x |" in text
+    )
+    assert "| softcap | 8,192 | 100% | 2.42 | 1.10x | 1.25x | none |  |  |" in text
+    assert "| window (1,024, 0) | 16,384 | 6% |" in text
+    assert "ALiBi" not in text  # it has no time
+    monkeypatch.setattr("sys.argv", [*command, "--check"])
+    assert report.main() == 0
+    (tmp_path / "card-options.json").write_text(json.dumps({**make_options(), "schema": 2}))
+    with pytest.raises(SystemExit):
+        report.main()
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr("sys.argv", [command[0], *command[2:]])
+    (tmp_path / "card-options.json").write_text(json.dumps(make_options()))
+    assert report.main() == 0  # the only card's
+
+
+def test_time_limits_end_and_leave_nothing_behind():
+    with pytest.raises(TimeoutError, match="were left"), options.time_limit(0.05):
+        time.sleep(5)
+    with options.time_limit(0.05):
+        pass
+    time.sleep(0.1)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("option", options.OPTIONS, ids=lambda option: option.name)
+def test_torch_is_asked_the_same(option):
+    torch = pytest.importorskip("torch", reason="torch is not installed", exc_type=ImportError)
+    attention = pytest.importorskip("torch.nn.attention.flex_attention")
+    case = small_case("f16", option.causal)
+    q, k, v = small_inputs(case, np.float32)
+    given = option.given(options.Arrays(np), case)
+    if "bias" in given:
+        given["bias"] = given["bias"].astype(np.float32)
+    if "window" in given:
+        given["window"] = (20, 0)
+    asked = {name: x for name, x in given.items() if not name.startswith("dropout")}
+    expected, _ = reference.attention(q, k, v, causal=option.causal, **asked)
+    tensors = [torch.from_numpy(x) for x in (q, k, v)]
+    answered = 0
+    try:
+        wanted, settings, note = options.as_sdpa(case, *tensors, given)
+    except peers.Unavailable:
+        assert "softcap" in given
+    else:
+        settings.pop("dropout_p", None)
+        theirs = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in wanted), **settings)
+        np.testing.assert_allclose(theirs.transpose(1, 2).numpy(), expected, atol=1e-5)
+        assert bool(note) == (option.name == "alibi")
+        answered += 1
+    with contextlib.suppress(peers.Unavailable):
+        theirs = options.as_flex(case, *tensors, given, attention.flex_attention)()
+        np.testing.assert_allclose(theirs.numpy(), expected, atol=1e-5)
+        answered += 1
+    assert (answered == 0) == (option.name == "everything")
 
 
 # --- the tuner ----------------------------------------------------------------------------------------------
