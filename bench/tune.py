@@ -4,6 +4,8 @@
     python bench/tune.py --head-dim 96 192,128      other classes (192,128: head_dim 192 with head_dim_v 128)
     python bench/tune.py --list                     what would be tried; needs no GPU
     python bench/tune.py --quick                    fewer specs
+    python bench/tune.py --head-dim 128 --feature softcap --feature bias
+                                                    kernels with both; a table and, with --output, JSON: no heuristics
 
 The search is generic over the fields of `FwdTile` and `KernelSpec`: `SHAPES` and `VARIANTS` give the values of those
 that are tried, all others keep their defaults. First every feasible shape, by successive halving: each round times the
@@ -28,6 +30,10 @@ An entry is for head dims that round up to its own; of those, a problem takes th
 that its ``seqlen_q`` reaches. The tile is ``FwdTile(head_dim=..., head_dim_v=..., **tile)``, the spec
 ``KernelSpec(tile, ..., **spec)``; only what differs from the defaults is in ``spec``, while ``tile`` names every field.
 Keys that tensor maps cannot describe get the same tile with cp.async, so a winner's tile has to exist for both.
+
+With ``--feature``, a name of `options.PIECES` and more than one if wanted, nothing of this is written. The table shows
+the fastest specs and where today's choice stands among them, each with its registers, its spills and its cost: its time
+over that of today's plain kernel, over the share of that one's pairs that it sees.
 """
 
 from __future__ import annotations
@@ -39,19 +45,33 @@ import runpy
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from timing import DTYPES, ROOT, bare_call, commit, compile_all, describe_machine, first_line, interleaved, need_gpu
+from options import PIECES, Arrays, visible_share
+from timing import (
+    DTYPES,
+    ROOT,
+    bare_call,
+    commit,
+    compile_all,
+    describe_machine,
+    first_line,
+    interleaved,
+    need_gpu,
+    write_result,
+)
 
 from cupy_fa2.compile import Binary
 from cupy_fa2.device import Device, cuda_device, named_device
 from cupy_fa2.heuristics.feasible import accumulator_registers, infeasible
-from cupy_fa2.spec import KV_POLICIES, FwdTile, KernelSpec
+from cupy_fa2.plan import plan_forward
+from cupy_fa2.problem import Problem
+from cupy_fa2.spec import KV_POLICIES, Features, FwdTile, KernelSpec
 
-__all__ = ["SHAPES", "VARIANTS", "candidates", "main", "render", "variants"]
+__all__ = ["SHAPES", "VARIANTS", "Sizes", "asked", "candidates", "feature_specs", "main", "render", "variants"]
 
 #: Fields of `FwdTile` -> values whose every combination is tried. Fields that do not exist are left out.
 SHAPES: dict[str, list[Any]] = {
@@ -132,34 +152,88 @@ def halvings(specs: list[KernelSpec], measure: Any) -> Iterator[tuple[KernelSpec
         left, seconds = ranked[:keep], seconds * 2
 
 
-class Search:
-    """Measures specs of one (head_dim, head_dim_v, causal, seqlen)."""
+@dataclass(frozen=True)
+class Sizes:
+    """What is timed: the tokens and the hidden size of the bench."""
 
-    def __init__(self, device: Device, head_dim: int, head_dim_v: int, causal: bool, seqlen: int) -> None:
+    head_dim: int
+    head_dim_v: int
+    causal: bool
+    seqlen: int
+    dtype: str = DTYPE
+
+    @property
+    def batch(self) -> int:
+        """Sequences that make up the tokens."""
+        return max(TOKENS // self.seqlen, 1)
+
+    @property
+    def num_heads(self) -> int:
+        """Heads that make up the hidden size."""
+        return max(HIDDEN // self.head_dim, 1)
+
+    def shape(self, dim: int) -> tuple[int, int, int, int]:
+        """Of an array whose last axis is `dim`."""
+        return self.batch, self.seqlen, self.num_heads, dim
+
+    def flop(self, window: tuple[int, int] | None = None) -> float:
+        """Floating-point operations of the pairs that are seen."""
+        pairs = self.batch * self.num_heads * self.seqlen**2 * visible_share(self, window)
+        return 2.0 * pairs * (self.head_dim + self.head_dim_v)
+
+    def given(self, arrays: Arrays, features: Iterable[str]) -> dict[str, Any]:
+        """The options that ask for `features`, names of `PIECES`; for `bare_call`, which wants a seed in an array."""
+        made: dict[str, Any] = {}
+        for name in features:
+            made |= PIECES[name](arrays, self)
+        if "dropout_seed" in made:
+            made["dropout_seed"] = arrays.small(made["dropout_seed"], np.uint64)
+        return made
+
+
+def asked(sizes: Sizes, features: Iterable[str], device: Device) -> KernelSpec:
+    """The spec that a call with these features gets today."""
+    arrays = Arrays()
+    q, v = (arrays.normal(sizes.shape(dim), DTYPES[sizes.dtype]) for dim in (sizes.head_dim, sizes.head_dim_v))
+    given = sizes.given(arrays, features)
+    problem = Problem.from_arrays(q, q, v, causal=sizes.causal, addresses=(0, 0, 0, 0), **given)
+    return plan_forward(problem, device).spec
+
+
+def features_of(spec: KernelSpec) -> dict[str, Any]:
+    """The fields of a spec that say what its problem asks for."""
+    return {f.name: getattr(spec, f.name) for f in fields(Features)}
+
+
+class Search:
+    """Measures specs of one (head_dim, head_dim_v, causal, seqlen), with the arrays of some features."""
+
+    def __init__(self, device: Device, sizes: Sizes, features: Iterable[str] = ()) -> None:
         import cupy
 
-        self.device, self.causal = device, causal
-        batch, heads = max(TOKENS // seqlen, 1), max(HIDDEN // head_dim, 1)
+        self.device, self.causal = device, sizes.causal
         rng = np.random.default_rng(0)
 
         def array(dim: int) -> Any:
-            base = rng.standard_normal(1_048_583, np.float32).astype(DTYPES[DTYPE])
-            flat = np.resize(base.view(np.uint16), batch * seqlen * heads * dim)
-            return cupy.asarray(flat).view(DTYPES[DTYPE]).reshape(batch, seqlen, heads, dim)
+            base = rng.standard_normal(1_048_583, np.float32).astype(DTYPES[sizes.dtype])
+            flat = np.resize(base.view(np.uint16), int(np.prod(sizes.shape(dim))))
+            return cupy.asarray(flat).view(DTYPES[sizes.dtype]).reshape(sizes.shape(dim))
 
-        self.q, self.k, self.v = array(head_dim), array(head_dim), array(head_dim_v)
+        self.q, self.k, self.v = array(sizes.head_dim), array(sizes.head_dim), array(sizes.head_dim_v)
         self.out = cupy.empty_like(self.v)
-        self.flop = 2.0 * batch * heads * seqlen**2 * (head_dim + head_dim_v) / (2 if causal else 1)
-        self.reference: Any = None
+        self.given = sizes.given(Arrays(cupy), features)
+        self.flop = sizes.flop(self.given.get("window"))
+        self.references: dict[Any, Any] = {}
         self.calls: dict[KernelSpec, Any] = {}
 
     def __call__(self, specs: Iterable[KernelSpec], seconds: float) -> dict[KernelSpec, float]:
-        """Milliseconds of each spec that runs and gives the first one's result."""
+        """Milliseconds of each spec that runs and gives the result of the first one with its features."""
         calls = {}
         for spec in specs:
             try:
                 if spec not in self.calls:
-                    _, _, call = bare_call(spec, self.device, self.q, self.k, self.v, self.out, self.causal)
+                    arrays = (self.q, self.k, self.v, self.out)
+                    _, _, call = bare_call(spec, self.device, *arrays, self.causal, **self.given)
                     self.out.view(np.uint16).fill(0x7FFF)
                     call()
                     self._check(spec)
@@ -177,9 +251,8 @@ class Search:
         rows = bits.view(DTYPES[DTYPE]).astype(np.float32)
         if np.isnan(rows).any():
             raise RuntimeError("gives NaN")
-        if self.reference is None:
-            self.reference = rows
-        elif np.abs(rows - self.reference).max() > 0.05:
+        expected = self.references.setdefault(tuple(features_of(spec).items()), rows)
+        if np.linalg.norm(rows - expected) > 0.02 * np.linalg.norm(expected):  # rounding gives some 0.005
             raise RuntimeError("gives another result than the first spec")
 
 
@@ -188,7 +261,7 @@ def tune(
 ) -> dict[tuple[int, int, bool, int], dict[str, Any]]:
     """Entries of one class and mask."""
     entries = {}
-    title = f"d{head_dim}" + (f"v{head_dim_v}" if head_dim_v != head_dim else "") + (" causal" if causal else "")
+    title = _title(head_dim, head_dim_v, causal)
     tiles = candidates(head_dim, head_dim_v, device, shapes)
     specs = []
     for tile, kv in itertools.product(tiles, KV_POLICIES):
@@ -197,7 +270,7 @@ def tune(
                 specs.append(KernelSpec(tile, DTYPE, DTYPE, causal, kv=kv))
     for min_seqlen, seqlen in SEQLENS.items():
         begin = time.perf_counter()
-        search = Search(device, head_dim, head_dim_v, causal, seqlen)
+        search = Search(device, Sizes(head_dim, head_dim_v, causal, seqlen))
         ranked = list(halvings(_compiled(specs, device), search))
         best = [spec for spec, _ in ranked[-_SHAPES_KEPT:]]
         more = [other for spec in best for other in variants(spec, device, VARIANTS)]
@@ -214,6 +287,83 @@ def tune(
     return entries
 
 
+def feature_specs(
+    sizes: Sizes, features: Iterable[str], device: Device, shapes: dict[str, list[Any]]
+) -> list[KernelSpec]:
+    """Specs with these features of every shape that can serve them; today's choice is the first."""
+    today = asked(sizes, features, device)
+    specs = [today]
+    for tile, kv in itertools.product(candidates(sizes.head_dim, sizes.head_dim_v, device, shapes), KV_POLICIES):
+        # One call of the random generator serves 32 keys, which a warp has to have together.
+        whole = not today.dropout or tile.block_n // tile.team % 32 == 0
+        if whole and (kv == "dense" or device.arch >= 90):
+            with contextlib.suppress(ValueError):  # tiles that this policy cannot serve
+                specs.append(replace(today, tile=tile, kv=kv, min_blocks=1))
+    return list(dict.fromkeys(specs))
+
+
+def tune_features(
+    device: Device, sizes: Sizes, features: list[str], shapes: dict[str, list[Any]]
+) -> list[dict[str, Any]]:
+    """Rows of one class, mask and length: the fastest specs, today's choice, and the plain kernel."""
+    title = f"{_title(sizes.head_dim, sizes.head_dim_v, sizes.causal)} {' '.join(features)}, seqlen {sizes.seqlen}"
+    begin = time.perf_counter()
+    specs = feature_specs(sizes, features, device, shapes)
+    today, plain = specs[0], asked(sizes, (), device)
+    search = Search(device, sizes, features)
+    ranked = [spec for spec, _ in halvings(_compiled(specs, device), search)]
+    best = ranked[-_SHAPES_KEPT:]
+    more = [other for spec in best for other in variants(spec, device, VARIANTS)]
+    final = [spec for spec, _ in halvings(_compiled(more, device), search)]
+    # Once more, together: the best of both rounds beside today's kernels, spilling or not.
+    shown = list(dict.fromkeys([*final[-6:][::-1], *ranked[-6:][::-1], today, plain]))
+    built = compile_all(shown, device)
+    times = search([spec for spec in shown if isinstance(built[spec], Binary)], 0.03)
+    # What the plain kernel, which may be causal, would take for the pairs that are seen.
+    plain_ms = times.get(plain, 0.0) * search.flop / sizes.flop()
+    rows = []
+    for spec in sorted(times, key=times.__getitem__):
+        row = {
+            "head_dim": sizes.head_dim,
+            "head_dim_v": sizes.head_dim_v,
+            "causal": sizes.causal,
+            "seqlen": sizes.seqlen,
+            "features": features,
+            "role": "plain" if spec == plain else "today" if spec == today else "",
+            "name": spec.name,
+            **entry(spec, search.flop / times[spec] / 1e9),
+            "ms": round(times[spec], 5),
+            "cost": round(times[spec] / plain_ms, 4) if plain_ms and spec != plain else None,
+            "registers": built[spec].registers,
+            "spill_bytes": built[spec].spill_bytes,
+        }
+        rows.append(row)
+    print(f"{title}: {len(ranked)} shapes, {len(more)} variants of the best {len(best)}, ", end="")
+    print(f"{time.perf_counter() - begin:.1f} s")
+    print(feature_table(rows))
+    return rows
+
+
+def feature_table(rows: list[dict[str, Any]]) -> str:
+    """The rows of one search side by side, fastest first."""
+    if not rows:
+        return "  nothing runs"
+    width = max(len(row["name"]) for row in rows)
+    lines = [f"  {'':5} {'':{width}} {'ms':>8} {'cost':>6} {'TFLOP/s':>7} {'registers':>9} {'spills':>6}"]
+    for row in rows:
+        cost = "" if row["cost"] is None else f"{row['cost']:.3f}"
+        flops = "" if row["role"] == "plain" else f"{row['tflops']:.1f}"
+        lines.append(
+            f"  {row['role']:5} {row['name']:{width}} {row['ms']:8.4f} {cost:>6} {flops:>7} {row['registers']:>9} "
+            f"{row['spill_bytes']:>6}"
+        )
+    return "\n".join(lines)
+
+
+def _title(head_dim: int, head_dim_v: int, causal: bool) -> str:
+    return f"d{head_dim}" + (f"v{head_dim_v}" if head_dim_v != head_dim else "") + (" causal" if causal else "")
+
+
 def _compiled(specs: list[KernelSpec], device: Device) -> list[KernelSpec]:
     """Those that compile with next to no spills."""
     built = compile_all(specs, device)
@@ -226,7 +376,7 @@ def _compiled(specs: list[KernelSpec], device: Device) -> list[KernelSpec]:
 def entry(spec: KernelSpec, tflops: float) -> dict[str, Any]:
     """A winner as data."""
     tile = {name: value for name, value in asdict(spec.tile).items() if name not in ("head_dim", "head_dim_v")}
-    skipped = ("tile", "dtype", "out_dtype", "causal")
+    skipped = ("tile", "dtype", "out_dtype", *(f.name for f in fields(Features)))
     settings = {
         f.name: getattr(spec, f.name)
         for f in fields(KernelSpec)
@@ -265,7 +415,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer shapes")
     parser.add_argument("--list", action="store_true", help="print what would be tried on --card, measure nothing")
     parser.add_argument("--card", default="H200", help="only for --list")
-    parser.add_argument("--output", type=Path, help="default: cupy_fa2/heuristics/tuned/sm<arch>.py")
+    parser.add_argument(
+        "--output", type=Path, help="default: cupy_fa2/heuristics/tuned/sm<arch>.py; none with --feature"
+    )
+    parser.add_argument("--feature", action="append", choices=[*PIECES], help="of the kernels; may be repeated")
+    parser.add_argument("--seqlen", type=int, nargs="+", default=[8192], help="only with --feature")
     parser.add_argument("--merge", action="store_true", help="keep the entries of other classes of an existing file")
     parser.add_argument("--commit", help="what to store as the commit, where this is no git checkout")
     options = parser.parse_args()
@@ -274,6 +428,8 @@ def main() -> int:
     classes = [(dims[0], dims[-1]) for dims in classes]
     masks = (False, True) if options.causal is None else (options.causal,)
 
+    if options.feature:
+        return main_features(options, classes, masks, shapes)
     if options.list:
         for head_dim, head_dim_v in classes:
             tiles = candidates(head_dim, head_dim_v, named_device(options.card), shapes)
@@ -297,6 +453,37 @@ def main() -> int:
         output.write_text(render(entries, device.name, machine["date"], options.commit or commit()))
     print(f"written: {output}")
     return 0
+
+
+def main_features(
+    options: argparse.Namespace, classes: list[tuple[int, int]], masks: tuple[bool, ...], shapes: dict[str, list[Any]]
+) -> int:
+    """``--feature``: everything that is measured, to be read by whoever writes the heuristics."""
+    features = list(dict.fromkeys(options.feature))
+    sizes = [Sizes(*dims, causal, n) for dims, causal, n in itertools.product(classes, masks, options.seqlen)]
+    if options.list:
+        device = named_device(options.card)
+        for one in sizes:
+            specs = feature_specs(one, features, device, shapes)
+            print(f"{_title(one.head_dim, one.head_dim_v, one.causal)}, seqlen {one.seqlen}: {len(specs)} shapes")
+            for spec in specs:
+                print(f"  {spec.name}, {spec.shared_bytes} bytes of shared memory")
+        return 0
+    need_gpu()
+    device = cuda_device(0)
+    result = {"schema": 1, "kind": "tune", **describe_machine(device, options.commit), "features": features, "rows": []}
+    failed = 0
+    for one in sizes:
+        try:
+            result["rows"] += tune_features(device, one, features, shapes)
+        except Exception as error:
+            failed += 1
+            log(f"{_title(one.head_dim, one.head_dim_v, one.causal)}, seqlen {one.seqlen}: {first_line(error)}")
+        if options.output:
+            write_result(options.output, result)
+    if options.output:
+        print(f"written: {options.output}")
+    return 1 if failed else 0
 
 
 def log(text: str) -> None:
