@@ -424,7 +424,14 @@ def measure(
         except Exception as error:
             calls.pop("yardstick", None)
             row["messages"]["yardstick"] = first_line(error)
-    summarise(row, interleaved(calls, seconds=seconds, min_rounds=5))
+    try:
+        times = interleaved(calls, seconds=seconds, min_rounds=5)
+    except Exception as error:
+        if calls.keys() == {"ours", "plain"}:
+            raise
+        row["messages"]["torch"] = first_line(error)  # it ran once, and not again
+        times = interleaved({name: calls[name] for name in ("ours", "plain")}, seconds=seconds, min_rounds=5)
+    summarise(row, times)
 
 
 def summarise(row: dict[str, Any], times: dict[str, list[float]]) -> None:

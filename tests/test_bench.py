@@ -25,6 +25,7 @@ from cupy_fa2 import reference
 from cupy_fa2.compile import Binary, build
 from cupy_fa2.device import named_device
 from cupy_fa2.heuristics.feasible import infeasible
+from cupy_fa2.params import FWD_PARAMS
 from cupy_fa2.plan import forward_spec
 from cupy_fa2.spec import FwdTile, KernelSpec
 
@@ -332,6 +333,25 @@ def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     assert [row["cost"] for row in result["rows"] if row["name"] in ("plain", "causal")] == [1.5, 3.0]
 
 
+def test_a_row_keeps_our_time_where_torch_fails_later(monkeypatch):
+    def interleaved(calls, *, seconds, min_rounds):
+        rounds.append(list(calls))
+        if "cudnn" in calls:
+            raise MemoryError("no room")
+        return {"plain": [2.0] * 5, "ours": [3.0] * 5}
+
+    rounds = []
+    case = small_case()
+    arrays = [*small_inputs(case), np.empty(case.shape, timing.DTYPES["bf16"])]
+    monkeypatch.setattr(options, "interleaved", interleaved)
+    monkeypatch.setattr(options, "torch_calls", lambda *_: ({"cudnn": lambda: None}, {}, {"torch": "a fake"}))
+    row = {"share": 1.0}
+    options.measure(row, options.OPTIONS[1], arrays, {}, ["cudnn"], 0.1)
+    assert rounds == [["ours", "plain", "cudnn"], ["ours", "plain"]]
+    assert row["cost"] == 1.5
+    assert row["messages"] == {"torch": "MemoryError: no room"}
+
+
 def test_costs_are_checked_like_ratios(tmp_path, monkeypatch, capsys):
     stored, fresh = make_options(), make_options()
     rows = {row["name"]: row for row in fresh["rows"]}
@@ -472,6 +492,90 @@ def test_tuned_table_is_data_that_reads_back(tmp_path):
     found = table["ENTRIES"][128, 128, True, 0]
     tile = FwdTile(head_dim=128, head_dim_v=128, **found["tile"])
     assert KernelSpec(tile, "bf16", "bf16", True, **found["spec"]) == spec
+
+
+@pytest.mark.parametrize("features", [["softcap", "bias"], ["dropout"], ["padded", "mask_keys"], ["window", "sinks"]])
+def test_tuner_tries_kernels_with_features(features):
+    sizes = tune.Sizes(128, 128, False, 8192)
+    specs = tune.feature_specs(sizes, features, H200, tune.QUICK_SHAPES)
+    (option,) = {tuple(sorted(tune.features_of(spec).items(), key=str)) for spec in specs}
+    assert {name for name, value in option if value} == {name.split("_")[0] for name in features}
+    assert len(set(specs)) == len(specs) > 20
+    assert specs[0] == tune.asked(sizes, features, H200)
+    assert {spec.kv for spec in specs} == ({"dense"} if "padded" in features else {"dense", "tensor"})
+    assert any(spec.tile.q_kept for spec in specs)
+    assert any(spec.tile.team == 2 for spec in specs)
+    if "dropout" in features:
+        assert all(spec.tile.block_n // spec.tile.team % 32 == 0 for spec in specs)
+    assert not tune.entry(specs[1], 1.0)["spec"].keys() & {"softcap", "bias", "dropout", "window"}
+
+
+def test_tuner_shows_where_todays_choice_stands(tmp_path, monkeypatch, capsys):
+    class Search:
+        def __init__(self, device, sizes, features):
+            self.flop = sizes.flop((1024, 0))
+
+        def __call__(self, specs, seconds):
+            return {spec: 1.0 if spec == plain else 0.2 + 0.001 * spec.tile.threads / 32 for spec in specs}
+
+    sizes = tune.Sizes(128, 128, False, 8192)
+    plain, today = (tune.asked(sizes, features, H200) for features in ((), ("window",)))
+    binary = Binary("", "sm_90", b"", "", 200, 0)
+    monkeypatch.setattr(tune, "Search", Search)
+    monkeypatch.setattr(tune, "compile_all", lambda specs, device: dict.fromkeys(specs, binary))
+    monkeypatch.setattr(tune, "need_gpu", lambda: None)
+    monkeypatch.setattr(tune, "cuda_device", lambda number: H200)
+    monkeypatch.setattr(tune, "describe_machine", lambda device, commit: {"card": device.name})
+    output = tmp_path / "found.json"
+    command = ["tune.py", "--feature", "window", "--head-dim", "128", "--no-causal", "--quick", "--output", str(output)]
+    monkeypatch.setattr("sys.argv", command)
+    assert tune.main() == 0
+    rows = json.loads(output.read_text())["rows"]
+    assert [row["ms"] for row in rows] == sorted(row["ms"] for row in rows)
+    assert {row["role"]: row["name"] for row in rows if row["role"]} == {"plain": plain.name, "today": today.name}
+    share = options.visible_share(sizes, (1024, 0))
+    assert rows[0]["cost"] == pytest.approx(rows[0]["ms"] / share, abs=1e-3)
+    tile = FwdTile(head_dim=128, head_dim_v=128, **rows[0]["tile"])
+    assert KernelSpec(tile, "bf16", "bf16", window=True, **rows[0]["spec"]).name == rows[0]["name"]
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(row["name"] in line for row in rows for line in lines) >= len(rows)
+    assert any(line.startswith("  today fwd_bf16_d128") for line in lines)
+
+
+def test_a_bare_call_binds_the_arrays_of_options(monkeypatch):
+    class OnDevice(np.ndarray):
+        @property
+        def data(self):
+            return SimpleNamespace(ptr=addresses.setdefault(id(self), 4096 * (len(addresses) + 1)))
+
+    class Kernel:
+        def __init__(self, spec, device, shared_bytes):
+            self.spec = spec
+
+        def __call__(self, plan, args):
+            launches.append((plan, np.frombuffer(args[: FWD_PARAMS.dtype.itemsize], FWD_PARAMS.dtype)[0]))
+
+    addresses, launches = {}, []
+    monkeypatch.setattr(timing, "CupyKernel", Kernel)
+    monkeypatch.setattr(timing, "encode_cuda", lambda address, box: bytes(128))
+    case = small_case(head_dim=64)
+    q, k, v, out = (x.view(OnDevice) for x in [*small_inputs(case), np.empty(case.shape, timing.DTYPES["bf16"])])
+    given = {}
+    for name in ("window", "softcap", "alibi", "bias", "mask_keys", "sinks", "padded", "dropout"):
+        given |= options.PIECES[name](options.Arrays(np), case)
+    given["dropout_seed"] = np.asarray(7, np.uint64)
+    given = {name: x.view(OnDevice) if isinstance(x, np.ndarray) else x for name, x in given.items()}
+    _, _, call = timing.bare_call(None, H200, q, k, v, out, False, **given)
+    call()
+    ((plan, params),) = launches
+    assert plan.spec.window and plan.spec.padded and plan.spec.dropout  # noqa: PT018
+    arrays = {"q": q, "out": out, **{name: x for name, x in given.items() if isinstance(x, np.ndarray)}}
+    names = {"dropout_seed": "dropout_seed_array"}
+    assert {names.get(name, name): x.data.ptr for name, x in arrays.items()} == {
+        names.get(name, name): int(params[names.get(name, name)]) for name in arrays
+    }
+    assert params["window_left"] == 1024
+    assert params["softcap"] == options.SOFTCAP
 
 
 # --- the profiler's output ----------------------------------------------------------------------------------
