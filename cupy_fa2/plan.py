@@ -85,8 +85,8 @@ def forward_spec(
         causal=asked.causal,
         seqlen_q=seqlen_q,
         tensor_maps=tensor_maps and not asked.padded,
-        crowded=asked.crowded or out_dtype == "float",
-        dropout=asked.dropout,
+        features=asked,
+        float_out=out_dtype == "float",
     )
     # One mask has both bounds of a window, so that one kernel serves all windows.
     asked = replace(asked, causal=asked.causal and not asked.window)

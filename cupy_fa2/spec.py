@@ -146,9 +146,11 @@ class Features:
     dropout: bool = False
 
     @property
-    def crowded(self) -> bool:
-        """Whether something takes registers of its own in the main loop."""
-        return any((self.negate, self.softcap, self.alibi, self.bias, self.mask, self.dropout))
+    def load(self) -> int:
+        """How much of the main loop's registers they take: about one for each four rows, or one for each eight scores."""
+        modifiers = (self.negate, self.softcap, self.scaled, self.alibi)
+        operands = (1 + x.rows + 3 * (not x.pairs) for x in (self.bias, self.mask) if x is not None)
+        return sum(modifiers) + sum(operands) + 2 * self.dropout
 
 
 @dataclass(frozen=True)

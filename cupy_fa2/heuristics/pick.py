@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from cupy_fa2.device import Device
 from cupy_fa2.heuristics.feasible import infeasible
 from cupy_fa2.heuristics.tuned import table
-from cupy_fa2.spec import FwdTile
+from cupy_fa2.spec import Features, FwdTile
 
 __all__ = ["Choice", "forward_candidates", "pick_forward"]
 
@@ -64,10 +64,10 @@ def pick_forward(
     causal: bool,
     seqlen_q: int,
     tensor_maps: bool,
-    crowded: bool = False,
-    dropout: bool = False,
+    features: Features | None = None,
+    float_out: bool = False,
 ) -> Choice:
-    """The table's choice for `device`, if it has one, else the first by rule that fits.
+    """The table's choice for `device`, if it has one, else the first by rule that fits; with room for the features.
 
     Parameters
     ----------
@@ -78,30 +78,50 @@ def pick_forward(
     seqlen_q : int
     tensor_maps : bool
         Whether tensor maps can describe k and v.
-    crowded : bool
-        Whether score modifiers, masks that are read, dropout or second sums take registers of their own.
-    dropout : bool
-        Whether keys come by whole groups of 32, which one call of the random generator serves.
+    features : Features, optional
+        What else the kernel does.
+    float_out : bool
+        Whether out is float32, which takes second sums.
     """
-    tuned = _from_table(head_dim, head_dim_v, device, causal, seqlen_q, tensor_maps)
+    features = features or Features()
+    tuned = _from_table(head_dim, head_dim_v, device, causal or features.window, seqlen_q, tensor_maps)
     refused = []
     for choice in ([tuned] if tuned else []) + forward_candidates(head_dim, head_dim_v):
         problem = infeasible(choice.tile, device)
         if problem is None:
-            tile = _roomier(choice.tile, choice.kv) if crowded else choice.tile
-            if dropout and tile.block_n % 32:
-                tile = replace(tile, block_n=max(tile.block_n // 32, 1) * 32)
-            return replace(choice, tile=tile)
+            return replace(choice, tile=_with_room(choice, features, features.load + 2 * float_out))
         refused.append(f"{choice.tile.block_m}x{choice.tile.block_n}, {choice.tile.stages} stage(s) {problem}")
     raise ValueError(f"no tile for head_dim {head_dim}, {head_dim_v} fits on {device.name}: {'; '.join(refused)}")
 
 
-def _roomier(tile: FwdTile, kv: str) -> FwdTile:
-    """`tile` with fewer keys where 32 rows per warp leave no registers for anything else; spills are what decides."""
-    if tile.rows_per_warp < 32:
+def _with_room(choice: Choice, features: Features, load: int) -> FwdTile:
+    """The choice's tile, or one that leaves registers for `load` (see `Features.load`); spills are what decides.
+
+    Where head_dim_v is 128 and options are many, pairs of warps have the room, since each holds half of O: on an H200
+    they cost 4 % at 128 keys, less than the small tiles that single warps would be left with.
+    """
+    tile = choice.tile
+    if load == 0:
         return tile
-    block_n = min(tile.block_n, 80 if tile.head_dim_v <= 64 else 32)
-    return replace(tile, block_n=block_n, stages=1 if kv == "dense" else tile.stages)
+    roomy = replace(tile, stages=1 if choice.kv == "dense" else tile.stages, q_kept=0)
+    load += choice.kv == "dense"  # cp.async takes addresses
+    if tile.team == 2 or tile.rows_per_warp < 32:
+        return roomy if load < 4 else _sixteen_rows(roomy)
+    if tile.head_dim_v <= 64:
+        block_n = 32 if load > 2 else 64 if load > 1 or features.dropout else 96
+        return replace(roomy, block_n=min(tile.block_n, block_n)) if load < 10 else _sixteen_rows(roomy)
+    if tile.head_dim == tile.head_dim_v == 128 and tile.block_m == 128 and load < 12:
+        masked = features.causal or features.window
+        if load == 1 and not masked:
+            return replace(roomy, block_n=48)
+        wide = choice.kv == "tensor" and load < 3 and not (masked and features.bias)
+        return replace(roomy, block_n=128 if wide else 64, num_warps=8, team=2)
+    return replace(roomy, block_n=32) if load < 3 else _sixteen_rows(roomy)
+
+
+def _sixteen_rows(tile: FwdTile) -> FwdTile:
+    """Sixteen rows per warp and few keys: half of the registers, and half of the speed."""
+    return replace(tile, block_m=64, block_n=32, num_warps=4, team=1)
 
 
 def _from_table(

@@ -31,17 +31,17 @@ ENTRIES: dict[tuple[int, int, bool, int], dict[str, Any]] = {
         "tflops": 423.7,
     },
     (128, 128, True, 0): {
-        "tile": {"block_m": 128, "block_n": 48, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 0, "team": 1},
+        "tile": {"block_m": 128, "block_n": 64, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 0, "team": 1},
         "spec": {"kv": "tensor"},
         "tflops": 396.2,
     },
     (256, 256, False, 0): {
-        "tile": {"block_m": 128, "block_n": 64, "num_warps": 8, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 32, "team": 2},
+        "tile": {"block_m": 128, "block_n": 64, "num_warps": 8, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 16, "team": 2},
         "spec": {"kv": "tensor"},
         "tflops": 453.0,
     },
     (256, 256, True, 0): {
-        "tile": {"block_m": 128, "block_n": 64, "num_warps": 8, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 32, "team": 2},
+        "tile": {"block_m": 128, "block_n": 64, "num_warps": 8, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 16, "team": 2},
         "spec": {"kv": "tensor"},
         "tflops": 407.0,
     },
