@@ -79,7 +79,7 @@ SHAPES: dict[str, list[Any]] = {
     "block_n": [32, 48, 64, 80, 96, 112, 128],
     "num_warps": [2, 4, 8],
     "stages": [1, 2, 3],
-    "q_kept": [0, 32, 64, 256],
+    "q_kept": [0, 16, 32, 64, 256],
     "team": [1, 2],
 }
 QUICK_SHAPES: dict[str, list[Any]] = {**SHAPES, "block_m": [64, 128], "block_n": [48, 64, 96]}

@@ -56,8 +56,8 @@ def _kib(name: str, arch: int, num_sms: int, per_block: int, per_sm: int, l2_mib
     return Device(name, arch, num_sms, per_block * 1024, per_sm * 1024, l2_mib << 20)
 
 
-# Multiprocessors and L2: the vendor's data sheets and architecture papers. Shared memory: CUDA C++ Programming Guide, table "Technical
-# Specifications per Compute Capability".
+# Multiprocessors and L2: the vendor's data sheets and architecture papers. Shared memory: CUDA C++ Programming Guide,
+# table "Technical Specifications per Compute Capability".
 NAMED_DEVICES: dict[str, Device] = {
     device.name: device
     for device in (

@@ -164,20 +164,20 @@ def _plan_forward(
 def heads_per_group(problem: Problem, plan: Plan) -> int:
     """How many heads take turns in the order of blocks, tile of rows by tile.
 
-    Where tiles of rows are alike, one after the other, so that the blocks that run at a time share keys and values in L2.
-    Under a causal mask the last rows see most keys and start first; there as many heads as L2 holds, or each head would
-    end with its own long wait for the last tiles.
+    Where tiles of rows are alike, one head after the other, so that the blocks that run at a time share keys and values
+    in L2. Under a causal mask the last rows see most keys and start first; there as many heads as L2 can serve, or each
+    head would begin with long tiles while the short ones of the one before still run.
     """
     if not plan.spec.causal or plan.spec.window:
         return 1
     kv_bytes = 2 * problem.seqlen_k * (problem.head_dim + problem.head_dim_v)
-    shared_by = problem.num_heads // max(problem.num_heads_k, 1)
-    heads = problem.batch * problem.num_heads
+    shared_by = max(problem.num_heads // max(problem.num_heads_k, 1), 1)
+    heads = max(problem.batch * problem.num_heads, 1)
     # Twice what L2 holds: tiles that run together read the same keys at about the same time. Groups of one size, for a
     # small last one would leave multiprocessors idle.
     fit = shared_by * max(1, 2 * plan.device.l2_bytes // max(kv_bytes, 1))
-    groups = max(1, -(-heads // fit))
-    return max(1, -(-heads // groups))
+    groups = -(-heads // fit)
+    return -(-heads // groups)
 
 
 def encode_forward(problem: Problem, plan: Plan, bindings: FwdBindings) -> bytes:

@@ -129,8 +129,8 @@ class Problem:
     def features(self) -> Features:
         """What the kernel has to be able to do."""
         signed = self.softcap is not None or self.alibi or self.bias is not None
-        # The kernel's scores are q . k or, capped, a tanh; `unit` of them is log2(e). What is added to them is divided by
-        # it. Not more than 1 beside a bias, for times the unit its lowest finite number has to stay finite.
+        # The kernel's scores are q . k or, capped, a tanh; `unit` brings them to log2, and divides what is added to them.
+        # Not more than 1 beside a bias, whose lowest finite number has to stay finite times the unit.
         unit = math.log2(math.e) * (self.softmax_scale if self.softcap is None else self.softcap)
         divides = 2.0**-40 <= unit <= (2.0**40 if self.bias is None else 1.0)
         return Features(

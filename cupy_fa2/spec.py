@@ -43,8 +43,8 @@ class FwdTile:
     last_to_first : bool
         Order of the key tiles.
     q_kept : int
-        Columns of Q, a multiple of 16, whose fragments are read from shared memory once and kept in registers; the others
-        are read again for every key tile.
+        Columns of Q, a multiple of 16, whose fragments are read from shared memory once and kept in registers; the
+        others are read again for every key tile.
     team : int
         Warps that share rows: 1, or 2, each with half of a tile's keys and half of O's columns.
     """
@@ -147,7 +147,7 @@ class Features:
 
     @property
     def load(self) -> int:
-        """How much of the main loop's registers they take: about one for each four rows, or one for each eight scores."""
+        """How many registers of the main loop they take, in a coarse unit: see `heuristics.pick`."""
         modifiers = (self.negate, self.softcap, self.scaled, self.alibi)
         operands = (1 + x.rows + 3 * (not x.pairs) for x in (self.bias, self.mask) if x is not None)
         return sum(modifiers) + sum(operands) + 2 * self.dropout
@@ -180,8 +180,8 @@ class KernelSpec:
     softcap, alibi : bool
         Whether scores are capped, and whether they fall with the distance from the diagonal.
     scaled : bool
-        Whether scores are brought to log2 before slopes and biases are added, which otherwise are divided by the scores'
-        unit: for units that allow no division.
+        Whether scores are brought to log2 before slopes and biases are added, which otherwise are divided by the
+        scores' unit: for units that allow no division.
     bias, mask : Operand, optional
         What is added to the scores, and what says which are hidden.
     sinks : bool

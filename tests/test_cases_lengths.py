@@ -121,7 +121,7 @@ def test_new_tokens_after_ragged_beginnings(fa, chunk, heads_k):
     starts = np.arange(batch) * 7 % 11 + 3
     rows = np.arange(batch)[:, None]
     for dtype in fa.size(["bfloat16"], DTYPES):
-        q, k, v = random_qkv(batch, 11 + steps, 11 + steps + 37, heads, 64, num_heads_k=heads_k, dtype=dtype)
+        q, k, v = random_qkv(batch, 14 + steps, 14 + steps + 37, heads, 64, num_heads_k=heads_k, dtype=dtype)
 
         def attend(tokens, q=q, k=k, v=v):
             lengths = tokens[:, -1] + 1

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cupy_fa2
+from cupy_fa2.reference import attention
 from cupy_fa2.testing import (
     DTYPES,
     STORAGES,
@@ -150,13 +151,13 @@ def test_mean_offset(fa, mean, dtype):
 @pytest.mark.parametrize("head_dim_v", [64, 33])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_out_in_float32(fa, dtype, head_dim_v, causal):
-    """The same rule, one ulp being float32's now; and the usual output is never further than two of its own."""
+    """The same rule, one ulp being float32's now; and no further from the truth than the usual output is."""
     e = example(dtype, seqlen_k=fa.size(70, 2000), num_heads=1, head_dim_v=head_dim_v, causal=causal)
     out, _ = fa.check(e, out_dtype=np.float32)
     usual, _ = fa.call(*e.arrays(fa.xp), causal=causal)
-    usual = host(usual).astype(float)
-    ulp = np.maximum(np.abs(usual), 2.0**-6) * (2.0**-10 if dtype == "float16" else 2.0**-7)
-    assert (np.abs(host(out) - usual) <= 2 * ulp).all()
+    exact, _ = attention(*e.arrays(fa.xp), causal=causal)
+    # Its tile may be another one, and with it how probabilities are rounded: a quarter more at most.
+    assert np.abs(host(out) - exact).max() <= 1.25 * np.abs(host(usual).astype(float) - exact).max()
 
 
 @pytest.mark.parametrize("out_dtype", ["float32", np.float32, np.dtype("float32"), np.float16, "float16"])

@@ -118,17 +118,18 @@ def test_a_window_makes_one_kernel_with_causal_or_without():
 def test_score_modifiers_come_in_their_order():
     both = forward_spec(
         64, 64, named_device("A100"), mask=Operand("bool", rows=False), bias=Operand("float", pairs=False), alibi=True,
-        softcap=True,
+        softcap=True, scaled=True,
     )[0]  # fmt: skip
     assert (
-        both.score_modifiers() == "ScoreMods<Softcap, Scaled, Alibi, Bias<float, true, false>, BoolMask<false, true>>"
+        both.score_modifiers()
+        == "ScoreMods<Softcap, Scaled, Alibi<false>, Bias<float, true, false>, BoolMask<false, true>>"
     )
     for name, expected in (
         ("causal", "ScoreMods<>"),
         ("negate", "ScoreMods<Negate>"),
         ("softcap", "ScoreMods<Softcap>"),
-        ("alibi", "ScoreMods<Scaled, Alibi>"),
-        ("bias_bf16", "ScoreMods<Scaled, Bias<bf16, true, true>>"),
+        ("alibi", "ScoreMods<Alibi<true>>"),
+        ("bias_bf16", "ScoreMods<Bias<bf16, true, true>>"),
         ("mask", "ScoreMods<BoolMask<true, true>>"),
     ):
         assert forward_spec(64, 64, named_device("A100"), **FEATURES[name])[0].score_modifiers() == expected
