@@ -74,6 +74,37 @@ def calls(slow: bool) -> list[Call]:
     return found
 
 
+#: Options of calls, each at a head dimension of its own kind of tile.
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"window": (20, 5)},
+    {"softcap": 5.0},
+    {"alibi": "bh"},
+    {"bias": "bhqk"},
+    {"bias": "hqk f32 holes", "bias_storage": "odd rows"},
+    {"mask": "bhqk rows"},
+    {"mask": "b11k"},
+    {"sinks": True},
+    {"seqlens_q": (70, 3), "seqlens_k": (0, 99), "causal": True},
+    {"dropout_p": 0.3, "dropout_seed": 7},
+    {
+        **{"window": (60, 9), "softcap": 5.0, "alibi": "h", "bias": "b1qk f32", "mask": "11qk rows", "sinks": True},
+        **{"seqlens_q": (70, 33), "seqlens_k": (99, 50), "dropout_p": 0.2, "dropout_seed": 9},
+    },
+)
+
+
+def option_calls(slow: bool) -> list[Any]:
+    """Calls with options; arrays lie among NaN."""
+    from cupy_fa2.testing import Example
+
+    head_dims = (64, 128, 256)
+    return [
+        Example("float16" if number % 2 else "bfloat16", 2, 70, 99, 2, 1, head_dim, head_dim, seed=number, **fields)
+        for number, fields in enumerate(OPTIONS)
+        for head_dim in ((head_dims[number % 3],) if slow else head_dims)
+    ]
+
+
 def arrays(call: Call, xp: Any) -> tuple[list[Any], list[Any]]:
     """The same q, k, v twice: on the device, each in an allocation that ends where its view does, and on the host."""
     import ml_dtypes
@@ -107,22 +138,27 @@ def child(slow: bool) -> int:
     import cupy
 
     cupy.cuda.set_allocator(None)  # no pool: the end of an array is the end of an allocation
-    return check_all(calls(slow), cupy)
+    return check_all([*calls(slow), *option_calls(slow)], cupy)
 
 
-def check_all(made: list[Call], xp: Any) -> int:
+def check_all(made: list[Any], xp: Any) -> int:
     """Make the calls on arrays of `xp` and check each against float64."""
     from cupy_fa2 import flash_attention
     from cupy_fa2.testing import assert_attention_close
 
     wrong = 0
     for call in made:
-        device, host = arrays(call, xp)
-        options = dict(call.options)
-        out, lse = flash_attention(*device, causal=call.causal, return_lse=True, **options)
-        options.pop("out_dtype", None)
+        if isinstance(call, Call):
+            device, host = arrays(call, xp)
+            options = {"causal": call.causal, **dict(call.options)}
+            out, lse = flash_attention(*device, return_lse=True, **options)
+            options.pop("out_dtype", None)
+        else:
+            device = host = call.arrays(xp)
+            options = call.options
+            out, lse = flash_attention(*device, return_lse=True, **(options | call.option_arrays(xp)))
         try:
-            assert_attention_close(out, lse, *host, causal=call.causal, **options)
+            assert_attention_close(out, lse, *host, **options)
         except AssertionError as error:
             wrong += 1
             print(f"WRONG {call}: {str(error).strip().splitlines()[0]}")
