@@ -96,13 +96,11 @@ struct FwdKernel {
       const u32 sK = sQ + QTile::kBytes + WarpTeam::kSharedBytes;
       int n_block = kTile.last_to_first ? n_end - 1 : n_begin;
 
-      // The copy engine first, for it takes no thread's time; then the threads' own copies.
-      Stream stream(params, lengths, sK, work.batch, work.head_k);
-      if constexpr (Stream::kGroupsStarted == 0) stream.start(n_block, n_end - n_begin);
       copy_tile_async<QTile, kThreads>(sQ, query_rows(params, work.batch, work.head), work.row_begin,
                                        lengths.seqlen_q(), params.head_dim);
       ptx::cp_async_commit();
-      if constexpr (Stream::kGroupsStarted != 0) stream.start(n_block, n_end - n_begin);
+      Stream stream(params, lengths, sK, work.batch, work.head_k);
+      stream.start(n_block, n_end - n_begin);
       ptx::cp_async_wait<Stream::kGroupsStarted>();
       ptx::barrier();  // Q has landed, and what `start` initialised can be seen
 
