@@ -35,7 +35,7 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       reference[r] = -kInfinity;
-      shift[r] = kLowest;
+      shift[r] = scaled(reference[r]);
       row_sum[r] = rounded_sum[r] = 0.f;
     }
   }

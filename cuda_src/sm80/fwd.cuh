@@ -71,14 +71,16 @@ struct FwdKernel {
     const int warp_row = team.index() * kMTiles * 16;
 
     // Key tiles [n_begin, n_end) are seen by some row of the block, [n_whole_begin, n_whole_end) whole by every row of
-    // this warp.
+    // this warp; or of the block, whose bounds need no registers, where cp.async leaves none.
+    const int masked_row = KV::kOneThreadCopies ? work.row_begin + warp_row : work.row_begin;
     const int last_row = min(work.row_begin + kTile.block_m, lengths.seqlen_q()) - 1;
-    const int warp_last_row = min(work.row_begin + warp_row + kMTiles * 16, lengths.seqlen_q()) - 1;
+    const int masked_rows = KV::kOneThreadCopies ? kMTiles * 16 : kTile.block_m;
+    const int last_masked_row = min(masked_row + masked_rows, lengths.seqlen_q()) - 1;
     const int n_begin = Mask::kLeft ? mask.row_begin(work.row_begin) / kTile.block_n : 0;
     const int n_end =
         Lengths::kPadded && last_row < work.row_begin ? 0 : ceil_div(mask.row_end(last_row), kTile.block_n);
-    const int n_whole_begin = Mask::kLeft ? ceil_div(mask.row_begin(warp_last_row), kTile.block_n) : 0;
-    const int n_whole_end = mask.row_end(work.row_begin + warp_row) / kTile.block_n;
+    const int n_whole_begin = Mask::kLeft ? ceil_div(mask.row_begin(last_masked_row), kTile.block_n) : 0;
+    const int n_whole_end = mask.row_end(masked_row) / kTile.block_n;
 
     OutFragment<kMTiles, kCols> o;
     ScoreContext context{params,

@@ -13,7 +13,7 @@ MEASURED = False
 ENTRIES: dict[tuple[int, int, bool, int], dict[str, Any]] = {
     (64, 64, False, 0): {"tile": {"block_m": 128, "block_n": 64, "num_warps": 4, "stages": 2}, "spec": {}},
     (64, 64, True, 0): {"tile": {"block_m": 128, "block_n": 64, "num_warps": 4, "stages": 2}, "spec": {}},
-    (128, 128, False, 0): {"tile": {"block_m": 128, "block_n": 48, "num_warps": 4, "stages": 1}, "spec": {}},
+    (128, 128, False, 0): {"tile": {"block_m": 128, "block_n": 64, "num_warps": 4, "stages": 1}, "spec": {}},
     (128, 128, True, 0): {"tile": {"block_m": 128, "block_n": 48, "num_warps": 4, "stages": 1}, "spec": {}},
     (256, 256, False, 0): {"tile": {"block_m": 128, "block_n": 64, "num_warps": 8, "stages": 1}, "spec": {}},
     (256, 256, True, 0): {"tile": {"block_m": 128, "block_n": 64, "num_warps": 8, "stages": 1}, "spec": {}},
