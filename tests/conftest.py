@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from dataclasses import replace
 from typing import Any
@@ -65,11 +66,12 @@ def cp(request: pytest.FixtureRequest) -> Any:
 
 
 class Checks:
-    """What the tests of the forward share; `xp` decides where it happens and how big."""
+    """What the tests of the forward share; `xp` decides where it happens and how big, `card` what is simulated."""
 
-    def __init__(self, xp: Any) -> None:
+    def __init__(self, xp: Any, card: str | None = None) -> None:
         self.xp = xp
         self.on_gpu = xp is not np
+        self.card = card
 
     def size(self, simulator: Any, gpu: Any) -> Any:
         """One of two sizes."""
@@ -79,7 +81,8 @@ class Checks:
         """Out and lse, given that the dtypes, shapes and kind of both are right."""
         if isinstance(options.get("align"), np.ndarray):
             options["align"] = self.xp.asarray(options["align"])
-        out, lse = cupy_fa2.flash_attention(q, k, v, return_lse=True, **options)
+        with cupy_fa2.simulator(self.card) if self.card else contextlib.nullcontext():
+            out, lse = cupy_fa2.flash_attention(q, k, v, return_lse=True, **options)
         assert isinstance(out, self.xp.ndarray)
         assert isinstance(lse, self.xp.ndarray)
         assert out.shape == (*q.shape[:3], v.shape[3])
@@ -94,6 +97,20 @@ class Checks:
         q, k, v = example.arrays(self.xp)
         out, lse = self.call(q, k, v, **example.options | example.option_arrays(self.xp), **options)
         assert_attention_close(out, lse, q, k, v, rows=rows, **example.options)
+        return out, lse
+
+    def hold(self, example: Example, *, out_dtype: Any = None, out: Any = None, **options: Any) -> tuple[Any, Any]:
+        """`check`, with more options than an `Example` has: NumPy arrays among them are moved to where `xp` is.
+
+        Rows without any weight are exact zeros, too.
+        """
+        q, k, v = example.arrays(self.xp)
+        moved = {name: self.xp.asarray(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
+        given: dict[str, Any] = {**example.options, **example.option_arrays(self.xp), **moved}
+        out, lse = self.call(q, k, v, **given, out_dtype=out_dtype, out=out)
+        assert_attention_close(out, lse, q, k, v, **{**example.options, **options})
+        rows = host(out) if example.layout == "bhsd" else host(out).transpose(0, 2, 1, 3)
+        assert not rows[host(lse) == -np.inf].any()
         return out, lse
 
     def bits(self, *arrays: Any) -> list[bytes]:
@@ -115,6 +132,16 @@ class Checks:
 def fa(xp: Any) -> Checks:
     """`Checks` for each `xp`."""
     return Checks(xp)
+
+
+@pytest.fixture(scope="session", params=["A100", "H200", pytest.param("gpu", marks=pytest.mark.gpu)])
+def cards(request: pytest.FixtureRequest) -> Checks:
+    """`Checks` for the kernels of two simulated cards, and for those of the GPU."""
+    if request.param != "gpu":
+        return Checks(np, request.param)
+    import cupy
+
+    return Checks(cupy)
 
 
 def example(

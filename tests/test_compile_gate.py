@@ -11,6 +11,7 @@ import sass
 from cupy_fa2.compile import build, nvrtc_version
 from cupy_fa2.device import NAMED_DEVICES
 from cupy_fa2.plan import forward_spec
+from cupy_fa2.spec import Operand
 
 #: One card per architecture: 80, 86, 89, 90, 100, 120.
 CARDS = [NAMED_DEVICES[name] for name in ("A100", "RTX 3090", "RTX 4090", "H200", "B200", "RTX 5090")]
@@ -27,6 +28,19 @@ ALLOWED_SPILLS: dict[tuple[tuple[int, int], str, int], tuple[int, str]] = {
     )
 }
 
+#: Options of a bf16 kernel, each alone.
+OPTIONS = (
+    {"window": True},
+    {"softcap": True},
+    {"alibi": True},
+    {"bias": Operand("bf16")},
+    {"mask": Operand("bool")},
+    {"sinks": True},
+    {"padded": True},
+    {"dropout": True},
+)
+EVERYTHING = {name: value for option in OPTIONS for name, value in option.items()}
+
 
 def variants():
     """Every head dimension as the causal bf16 kernel, and every other policy at three of them."""
@@ -42,6 +56,7 @@ def variants():
                 (card, forward_spec(head_dim, head_dim, card, "f16", negate=True)[0]),
                 (card, forward_spec(head_dim, head_dim, card, "bf16", out_vectors=False)[0]),
             ]
+            specs += [(card, forward_spec(head_dim, head_dim, card, **o)[0]) for o in (*OPTIONS, EVERYTHING)]
         for head_dim, head_dim_v in ((192, 128), (64, 256), (256, 64)):
             specs.append((card, forward_spec(head_dim, head_dim_v, card, causal=True)[0]))
     return list(dict.fromkeys(specs))
@@ -66,8 +81,8 @@ MAIN_LOOP = {
     ("H200", 64, True): (256, 72, 128, 32, 970),
     ("H200", 128, False): (192, 64, 48, 32, 538),
     ("H200", 128, True): (192, 64, 48, 32, 538),
-    ("H200", 256, False): (320, 176, 40, 31, 733),
-    ("H200", 256, True): (128, 64, 16, 30, 332),
+    ("H200", 256, False): (256, 92, 32, 49, 592),
+    ("H200", 256, True): (256, 92, 32, 45, 588),
     ("A100", 64, False): (128, 40, 64, 20, 503),
     ("A100", 64, True): (128, 40, 64, 20, 503),
     ("A100", 128, False): (192, 64, 48, 46, 568),

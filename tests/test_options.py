@@ -1,0 +1,450 @@
+"""Each option of the forward against the definition, alone and together, in both simulated cards' kernels and on GPUs.
+
+Most kernels work on 128 query rows; on the A100 they take 64 keys at a time (head_dim up to 80) or 48 (128), on the
+H200 128, 48, or at head_dim 256 twice 32. The sizes here make windows and lengths begin and end inside such tiles.
+"""
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+from conftest import example
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cupy_fa2 import operands
+from cupy_fa2.testing import (
+    DTYPES,
+    OPERAND_AXES,
+    OPERAND_STORAGES,
+    Storage,
+    assert_poison_intact,
+    attention_examples,
+    host,
+    poisoned,
+)
+
+SIMULATED = attention_examples(max_seqlen=200, max_heads=4, max_work=1 << 19, options=True)
+ON_GPU = attention_examples(max_seqlen=1100, max_batch=5, max_heads=40, max_work=1 << 30, options=True)
+
+#: head_dim, head_dim_v.
+DIMS = [(64, 64), (128, 40), (40, 40), (256, 256), (128, 128), (80, 80), (64, 128)]
+
+OPTIONS = {
+    "window": {"window": (40, 3)},
+    "window, no left bound": {"window": (None, 17)},
+    "softcap": {"softcap": 3.0, "mean": 0.3},
+    "alibi": {"alibi": "bh"},
+    "bias": {"bias": "bhqk holes"},
+    "bias in float32": {"bias": "bhqk f32"},
+    "mask": {"mask": "bhqk rows"},
+    "sinks": {"sinks": True},
+    "lengths": {"seqlens_q": (129, 70), "seqlens_k": (131, 200)},
+    "dropout": {"dropout_p": 0.3, "dropout_seed": 0xFEDCBA9876543210},
+}
+
+EVERYTHING = {
+    "window": (90, 20),
+    "align": (60, -3),
+    "softmax_scale": -0.2,
+    "softcap": 7.0,
+    "alibi": "bh",
+    "bias": "bhqk f32 holes",
+    "mask": "1hqk",
+    "sinks": True,
+    "seqlens_q": (150, 131),
+    "seqlens_k": (197, 129),
+    "dropout_p": 0.2,
+    "dropout_seed": 5,
+}
+
+
+@settings(max_examples=settings().max_examples // 4)
+@given(data=st.data())
+def test_any_options_agree_with_the_definition(cards, data):
+    out_dtype = data.draw(st.sampled_from([None, None, np.float32]))
+    cards.hold(data.draw(ON_GPU if cards.on_gpu else SIMULATED), out_dtype=out_dtype)
+
+
+def some(cards, index, choices):
+    """On a GPU all of the choices, of a simulated card the one whose turn it is."""
+    turn = index + {"A100": 0, "H200": 3}.get(cards.card, 0)
+    return choices if cards.on_gpu else [choices[turn % len(choices)]]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option(cards, name):
+    """Two tiles of rows and several of keys; head dims take turns in the simulator."""
+    for head_dim, head_dim_v in some(cards, list(OPTIONS).index(name), DIMS):
+        for dtype in some(cards, head_dim // 8, list(DTYPES)):
+            e = example(dtype, 2, 150, 200, 1, head_dim, head_dim_v=head_dim_v, **OPTIONS[name])
+            cards.hold(e)
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_everything_at_once(cards, turn):
+    for head_dim, head_dim_v in DIMS[turn::4] if cards.on_gpu else some(cards, turn, DIMS):
+        for dtype, out_dtype in some(cards, turn, [*itertools.product(DTYPES, (None, np.float32))]):
+            e = example(dtype, 2, 150, 200, 1, head_dim, head_dim_v=head_dim_v, **EVERYTHING)
+            cards.hold(e, out_dtype=out_dtype)
+
+
+@pytest.mark.parametrize("empty", ["batch", "seqlen_q", "seqlen_k"])
+def test_everything_of_nothing(fa, empty):
+    """Arrays without an element are still arrays; without keys there is the sink."""
+    fields = {**EVERYTHING, "align": 3, "seqlens_q": None, "seqlens_k": None}
+    out, lse = fa.hold(example(**{"seqlen_q": 3, "head_dim": 16, **fields, empty: 0}))
+    if empty == "seqlen_k":
+        assert not out.any()
+        assert np.isfinite(host(lse)).all()
+
+
+# --- windows ------------------------------------------------------------------------------------------------
+
+#: Of 150 queries over 200 keys.
+WINDOWS = {
+    "within a tile": ((40, 3), {}),
+    "over an edge": ((70, 20), {}),
+    "one key": ((0, 0), {}),
+    "narrow": ((5, 5), {}),
+    "one tile": ((63, 0), {}),
+    "one tile and a key": ((64, 0), {}),
+    "two tiles": ((64, 64), {}),
+    "left only": ((33, None), {}),
+    "right only": ((None, 17), {}),
+    "neither": ((None, None), {}),
+    "as wide as the keys": ((199, 149), {}),
+    "wider": ((1000, 1000), {}),
+    "the widest": ((2**40, 10**9), {}),
+    "and causal": ((10, 50), {"causal": True}),
+    "left only and causal": ((100, None), {"causal": True}),
+    "top-left": ((30, 10), {"align": "top-left"}),
+    "no key for the last rows": ((10, 5), {"align": 100}),
+    "no key for the first rows": ((5, 10), {"align": -100}),
+    "no key before": ((10, 10), {"align": -300}),
+    "no key beyond": ((10, 10), {"align": 300}),
+    "one key for the last row": ((149, 0), {"align": -149}),
+    "one key for the first row": ((0, 7), {"align": 199}),
+    "far before": ((10, None), {"align": -(5 * 10**8)}),
+    "far beyond": ((None, 10), {"align": 2**31}),
+    "an align of each batch element": ((40, 3), {"align": (-70, 130), "batch": 2}),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows(cards, name):
+    window, fields = WINDOWS[name]
+    e = example(seqlen_q=150, seqlen_k=200, num_heads=1, window=window, **fields)
+    cards.hold(e)
+    if cards.on_gpu:
+        for head_dim in (128, 256):
+            cards.hold(example("bfloat16", 2, 1000, 900, head_dim=head_dim, **{**fields, "batch": 2}, window=window))
+
+
+@pytest.mark.parametrize("window", [(0, 0), (3, 1), (100, 0), (0, 100)])
+@pytest.mark.parametrize("seqlens", [(1, 1), (1, 65), (65, 1), (2, 300), (129, 128), (17, 16)], ids=str)
+def test_windows_over_few_queries_or_keys(fa, seqlens, window):
+    for align in ("bottom-right", "top-left"):
+        fa.hold(example("float16", 2, *seqlens, 2, 32, head_dim_v=16, window=window, align=align))
+
+
+@pytest.mark.xfail(strict=True, reason="the bound and align are clamped at 10^9 each, and add up to 0")
+@pytest.mark.parametrize(
+    ("window", "align"),
+    [((10, None), -(2**30)), ((2**31 - 1, None), 2**30), ((None, 2**31 - 1), -(2**30))],
+    ids=["unbounded", "left", "right"],
+)
+def test_windows_that_reach_back_from_far_away(fa, window, align):
+    fa.hold(example(num_heads=1, head_dim=16, seqlen_q=40, seqlen_k=40, window=window, align=align))
+
+
+# --- bias and mask ------------------------------------------------------------------------------------------
+
+
+KINDS = ("float16", "bfloat16 f32", "bfloat16", "float16 f32")
+
+
+@pytest.mark.parametrize("axes", OPERAND_AXES)
+def test_broadcast_biases(fa, axes):
+    """Any axes, and an odd number of keys or an even one, which can be read in pairs."""
+    turn = OPERAND_AXES.index(axes)
+    for kind in fa.size([KINDS[turn % 4], KINDS[(turn + 1) % 4]], KINDS):
+        dtype, *words = kind.split()
+        for seqlen_k in fa.size([70 + turn // 2 % 2], [70, 71, 513]):
+            fa.hold(example(dtype, 2, 20, seqlen_k, 2, 16, bias=" ".join([axes, *words, "holes" if axes else ""])))
+
+
+@pytest.mark.parametrize("axes", OPERAND_AXES)
+def test_broadcast_masks(fa, axes):
+    for seqlen_k in fa.size([(71, 70)[OPERAND_AXES.index(axes) % 2]], [70, 71, 513]):
+        fa.hold(example("bfloat16", 2, 20, seqlen_k, 2, 16, mask=axes))
+
+
+@pytest.mark.parametrize("storage", OPERAND_STORAGES)
+def test_layouts_of_biases_and_masks(fa, storage):
+    """Wherever they lie, NaN or True is all around; more than one tile of rows and keys, and rows past the end."""
+    for axes in fa.size([("bhqk", "1hqk")[OPERAND_STORAGES.index(storage) % 2]], ["bhqk", "1hqk", "qk", "b11k"]):
+        for f32 in fa.size([""], ["", " f32"]):
+            fa.hold(example("bfloat16", 2, 135, 134, 2, 16, bias=axes + f32, bias_storage=storage))
+        fa.hold(example("bfloat16", 2, 135, 134, 2, 16, mask=axes, mask_storage=storage))
+
+
+def test_a_mask_of_odd_bytes(fa):
+    """A bool is what is not 0, as when bytes are viewed as bools."""
+    rng = np.random.default_rng(0)
+    numbers = rng.choice(np.array([0, 0, 1, 2, 128, 255], np.uint8), (20, 70))
+    q, k, v = example().arrays(fa.xp)
+    q = q[:, :20]
+    odd = fa.call(q, k, v, mask=fa.xp.asarray(numbers).view(np.bool_))
+    fa.same_bits(odd, fa.call(q, k, v, mask=fa.xp.asarray(numbers != 0)))
+
+
+def test_rows_that_a_mask_hides(cards):
+    """The first rows, a whole tile of them, the last, and one alone: 0 and -inf; the others as without."""
+    for head_dim in some(cards, 0, [64, 128, 256]):
+        mask = np.ones((300, 130), np.bool_)
+        hidden = np.r_[0:3, 128:256, 270, 299]
+        mask[hidden] = False
+        e = example("bfloat16", seqlen_q=300, seqlen_k=130, num_heads=1, head_dim=head_dim)
+        out, lse = cards.hold(e, mask=mask)
+        assert (host(lse)[0, 0, hidden] == -np.inf).all()
+        assert np.isfinite(np.delete(host(lse)[0, 0], hidden)).all()
+        assert not host(out)[0, hidden].any()
+
+
+def lowest(dtype):
+    return float(ml_dtypes.finfo(dtype).min)
+
+
+BIASES = [("float16", "float16"), ("bfloat16", "bfloat16"), ("float16", "float32"), ("bfloat16", "float32")]
+
+
+@pytest.mark.parametrize(("dtype", "bias_dtype"), BIASES)
+def test_the_lowest_number_as_a_mask(fa, dtype, bias_dtype):
+    """Half of the keys at finfo.min, or at half of it, or at -inf, in every row."""
+    for hide in (lowest(bias_dtype), lowest(bias_dtype) / 2, -np.inf):
+        bias = np.where(np.random.default_rng(0).random((40, 150)) < 0.5, hide, 0.25)
+        fa.hold(example(dtype, seqlen_k=150, head_dim=16), bias=bias.astype(bias_dtype))
+
+
+@pytest.mark.parametrize("hide", [-1e4, "lowest"])
+@pytest.mark.parametrize(("dtype", "bias_dtype"), BIASES)
+def test_a_row_of_nothing_but_the_lowest_number(fa, request, dtype, bias_dtype, hide):
+    """It is no empty row: its scores are all as low, and it has their softmax, or the mean where that is all that is
+    left. A row of -inf beside it is empty."""
+    if hide == "lowest" and bias_dtype != "float16":
+        request.applymarker(pytest.mark.xfail(strict=True, reason="finfo.min times log2 e is -inf: an empty row"))
+    low = lowest(bias_dtype) if hide == "lowest" else hide
+    bias = np.zeros((40, 150), bias_dtype)
+    bias[3:6], bias[7] = low, -np.inf
+    out, lse = fa.hold(example(dtype, seqlen_k=150, head_dim=16, num_heads=1), bias=bias)
+    assert (host(lse)[0, 0, 3:6] < low / 2).all()
+    assert host(out)[0, 3:6].any()
+    assert host(lse)[0, 0, 7] == -np.inf
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_nan_in_a_bias(fa, value):
+    """A row that sees it is NaN; one from which it is hidden, and every other, has its bits."""
+    bias = np.zeros((40, 70), np.float16)
+    expected = fa.call(*example().arrays(fa.xp), bias=fa.xp.asarray(bias), causal=True)
+    bias[5, 7], bias[9, 60] = value, value  # row 9 sees the keys up to 39
+    out, lse = fa.call(*example().arrays(fa.xp), bias=fa.xp.asarray(bias), causal=True)
+    others = np.delete(np.arange(40), 5)
+    assert np.isnan(host(out)[:, 5].astype(float)).all()
+    assert np.isnan(host(lse)[..., 5]).all()
+    fa.same_bits(
+        (host(out)[:, others], host(lse)[..., others]), (host(expected[0])[:, others], host(expected[1])[..., others])
+    )
+
+
+# --- sinks --------------------------------------------------------------------------------------------------
+
+SINKS = np.array([-np.inf, -1e30, -80, 0, 3, 80, 1e4, 1e30], np.float32)
+
+
+def test_sinks_of_any_size(cards):
+    for dtype, out_dtype in some(cards, 1, [*itertools.product(DTYPES, (None, np.float32))]):
+        for k in cards.size([70], [70, 1000]):
+            cards.hold(example(dtype, seqlen_k=k, num_heads=8, num_heads_k=2), sinks=SINKS, out_dtype=out_dtype)
+
+
+@pytest.mark.parametrize(
+    "blind", [{"align": -1000, "causal": True}, {"seqlen_k": 0}, {"seqlens_k": (0,)}, {"mask": np.zeros((), bool)}],
+    ids=["causal", "no keys", "length 0", "mask"],
+)  # fmt: skip
+def test_sinks_of_rows_that_see_no_key(fa, blind):
+    """`lse` is the sink; nothing to give, so out is 0."""
+    fields = {name: x for name, x in blind.items() if name != "mask"}
+    out, lse = fa.hold(example(num_heads=8, head_dim=16, **fields), sinks=SINKS, **{"mask": blind.get("mask")})
+    assert not host(out).any()
+    np.testing.assert_allclose(host(lse), np.broadcast_to(SINKS[:, None], lse.shape), rtol=1e-6)
+
+
+def test_padding_has_no_sink(fa):
+    out, lse = fa.hold(example(batch=2, seqlens_q=(40, 3), seqlens_k=(0, 9), sinks=True, num_heads=2, head_dim=16))
+    assert np.isfinite(host(lse)[0]).all()
+    assert (host(lse)[1, :, 3:] == -np.inf).all()
+    assert not host(out)[1, 3:].any()
+
+
+@pytest.mark.xfail(strict=True, reason="times log2 e they are infinite")
+@pytest.mark.parametrize("sink", [3e38, -3e38])
+def test_sinks_at_the_end_of_float32(fa, sink):
+    """Finite: the first leaves nothing to the keys, the second all; a row that sees none has it for `lse`."""
+    fa.hold(example(num_heads=1, head_dim=16, causal=True, align=-20), sinks=np.array([sink], np.float32))
+
+
+@pytest.mark.parametrize("step", [2, -1, 0])
+def test_sinks_and_slopes_of_any_stride(fa, step):
+    def strided(shape):
+        values = fa.xp.asarray(np.random.default_rng(1).exponential(0.2, (4, 12)).astype(np.float32))
+        if step == 0:
+            return fa.xp.broadcast_to(values[0, 0], shape)
+        return values[: 2 * abs(step), : 3 * abs(step)][::step, ::step]
+
+    e = example(batch=2, num_heads=3, head_dim=16)
+    fa.hold(e, alibi_slopes=strided((2, 3)), sinks=strided((2, 3))[1])
+    if step:
+        fa.hold(e, alibi_slopes=strided((2, 3))[1], sinks=strided((2, 3))[0])
+
+
+# --- softcap ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("softcap", [1e-3, 0.5, 30.0, 1e6, np.float32(20), 7])
+def test_softcaps(fa, softcap):
+    for scale in (None, -0.5, 0.0, 4.0):
+        fa.hold(example(softcap=softcap, softmax_scale=scale, num_heads=1, head_dim=16, mean=0.5))
+
+
+@pytest.mark.parametrize("softcap", [1e-30, 1e30])
+def test_softcaps_that_flatten_everything_or_nothing(fa, softcap):
+    e = example(num_heads=1, head_dim=16)
+    _, lse = fa.hold(e, softcap=softcap)
+    if softcap < 1:
+        np.testing.assert_allclose(host(lse), np.log(70), rtol=1e-6)
+    else:
+        np.testing.assert_allclose(host(lse), host(fa.call(*e.arrays(fa.xp))[1]), atol=2.0**-9)
+
+
+# --- ALiBi --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("align", ["bottom-right", "top-left", 7, -60, 300, (-100, 90)], ids=str)
+def test_alibi(cards, align):
+    """Slopes of either sign, from any diagonal, over two tiles of rows and several of keys."""
+    slopes = np.array([[0.5, -0.05], [0.0, 0.01]], np.float32)
+    e = example("bfloat16", 2, 140, 150, 2, 16, align=align)
+    cards.hold(e, alibi_slopes=slopes)
+
+
+@pytest.mark.parametrize("align", ["top-left", "bottom-right", 7, -3, (20, -11)], ids=str)
+def test_one_diagonal_for_causal_window_and_alibi(fa, align):
+    """Where a steep slope, a window of one key, or a causal mask with a slope that favours what is far leave one key:
+    its value, bit for bit."""
+    e = example(batch=2, seqlen_q=90, seqlen_k=150, num_heads=1, head_dim=16, head_dim_v=32, align=align)
+    q, k, v = e.arrays(fa.xp)
+    offset = np.broadcast_to(
+        {"top-left": 0, "bottom-right": 60}.get(align, align) if isinstance(align, str) else align, 2
+    )
+    diagonal = np.arange(90) + offset[:, None]
+    steep = fa.xp.asarray(np.array([60], np.float32))
+    there = (diagonal >= 0) & (diagonal < 150)
+    nearest = host(v)[np.arange(2)[:, None], np.clip(diagonal, 0, 149)]
+    by_slope = host(fa.call(q, k, v, alibi_slopes=steep, align=e.options["align"])[0])
+    fa.same_bits(by_slope, nearest)
+    by_causal = host(fa.call(q, k, v, alibi_slopes=steep, causal=True, align=e.options["align"])[0])
+    fa.same_bits(by_causal, np.where((diagonal >= 0)[..., None, None], nearest, nearest.dtype.type(0)))
+    by_window = host(fa.call(q, k, v, window=(0, 0), align=e.options["align"])[0])
+    fa.same_bits(by_window, np.where(there[..., None, None], nearest, nearest.dtype.type(0)))
+
+
+# --- padded batches -----------------------------------------------------------------------------------------
+
+LENGTHS_Q, LENGTHS_K = (0, 1, 70, 37), (65, 131, 150, 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (30, 4)}], ids=["full", "causal", "window"])
+@pytest.mark.parametrize("align", ["bottom-right", "top-left", -5, 40, (3, -60, 100, 0)], ids=str)
+def test_lengths(fa, align, options):
+    """NaN lies beyond them; heads are grouped."""
+    for given_q, given_k in ((True, True), (False, True), (True, False)):
+        lengths = {"seqlens_q": LENGTHS_Q if given_q else None, "seqlens_k": LENGTHS_K if given_k else None}
+        fa.hold(example("float16", 4, 70, 150, 2, 40, num_heads_k=1, align=align, **lengths, **options))
+
+
+@pytest.mark.parametrize("seqlens", [(1, 1), (127, 63), (128, 64), (129, 65), (260, 300), (3, 129)], ids=str)
+def test_lengths_at_edges_of_tiles(cards, seqlens):
+    """The array is longer than a few tiles; one batch element has these lengths, the other all."""
+    for head_dim in some(cards, 0, [64, 128, 256]):
+        e = example(
+            "bfloat16", 2, 260, 300, 1, head_dim, seqlens_q=(seqlens[0], 260), seqlens_k=(seqlens[1], 300), causal=True
+        )
+        cards.hold(e)
+
+
+@pytest.mark.parametrize("kind", ["int32", "int64", "uint8", "int16", "list", "strided"])
+def test_kinds_of_lengths(fa, kind):
+    e = example("float16", 4, 70, 150, 1, 16, seqlens_q=LENGTHS_Q, seqlens_k=LENGTHS_K)
+    expected = fa.hold(e)
+    for name, lengths in (("seqlens_q", LENGTHS_Q), ("seqlens_k", LENGTHS_K)):
+        if kind == "list":
+            given = list(lengths)
+        elif kind == "strided":
+            given = fa.xp.asarray(np.repeat(np.array(lengths, np.int32), 2))[::2]
+        else:
+            given = fa.xp.asarray(np.array(lengths, kind))
+        options = {**e.options, **e.option_arrays(fa.xp), name: given}
+        fa.same_bits(fa.call(*e.arrays(fa.xp), **options), expected)
+
+
+def test_lengths_that_no_array_could_have(fa, monkeypatch):
+    """Nobody has looked at those on a device; on the host, where they are refused, this test looks away."""
+    monkeypatch.setattr(operands, "_check_lengths", lambda *_: None)
+    q, k, v = example("float16", 4, 70, 150, 1, 16).arrays(fa.xp)
+    for kind in (np.int32, np.int64):
+        wild = np.array([-5, np.iinfo(kind).max, 71, np.iinfo(kind).min], kind)
+        for options in ({}, {"causal": True}):
+            fa.same_bits(
+                fa.call(q, k, v, seqlens_q=fa.xp.asarray(wild), seqlens_k=fa.xp.asarray(wild[::-1].copy()), **options),
+                fa.call(q, k, v, seqlens_q=[0, 70, 70, 0], seqlens_k=[0, 71, 150, 0], **options),
+            )
+
+
+# --- where it goes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("out_dtype", [None, np.float32])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_out_is_written_in_place_and_nothing_beside_it(fa, layout, out_dtype):
+    """With every option, rows and batch elements that do not exist among them."""
+    e = example("bfloat16", 2, 150, 200, 1, 40, layout=layout, **EVERYTHING)
+    q, _, v = e.arrays(fa.xp)
+    expected = fa.hold(e, out_dtype=out_dtype)
+    for storage in (Storage(pad=(1, 2, 3, 8)), Storage(step=(1, 1, 1, 2), offset=3)):
+        out = poisoned((*q.shape[:3], v.shape[3]), out_dtype or q.dtype, storage, xp=fa.xp)
+        options = {**e.options, **e.option_arrays(fa.xp)}
+        result = fa.call(*e.arrays(fa.xp), **options, out=out, out_dtype=out_dtype)
+        assert result[0] is out
+        fa.same_bits(result, expected)
+        assert_poison_intact(out)
+
+
+def test_small_operands_may_be_lists(fa):
+    """They are copied to where q is."""
+    e = example(batch=2, num_heads=2, head_dim=16, seqlens_q=(40, 9), seqlens_k=(3, 70), sinks=True, alibi="bh")
+    options = {**e.options, **e.option_arrays(fa.xp)}
+    as_lists = {name: x.tolist() if isinstance(x, np.ndarray) else x for name, x in e.options.items()}
+    arrays = e.arrays(fa.xp)
+    fa.same_bits(fa.call(*arrays, **as_lists), fa.call(*arrays, **options))
+    fa.same_bits(fa.call(*arrays, **e.options), fa.call(*arrays, **options))
+
+
+def test_inputs_are_left_alone(fa):
+    e = example("bfloat16", 2, 150, 200, 1, 40, **EVERYTHING)
+    arrays, options = e.arrays(fa.xp), e.option_arrays(fa.xp)
+    before = fa.bits(*arrays, *options.values())
+    fa.call(*arrays, **{**e.options, **options})
+    assert fa.bits(*arrays, *options.values()) == before
