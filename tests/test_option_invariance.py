@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cupy_fa2 import plan
 from cupy_fa2.testing import OPERAND_STORAGES, attention_examples, host
 
-SIMULATED = attention_examples(max_seqlen=80, max_heads=4, max_head_dim=32, max_work=1 << 19, options=True)
+SIMULATED = attention_examples(max_seqlen=70, max_heads=4, max_head_dim=32, max_work=1 << 19, options=True)
 ON_GPU = attention_examples(max_seqlen=1000, max_heads=40, max_batch=5, max_work=1 << 29, options=True)
 
 EVERYTHING = {
@@ -54,13 +54,13 @@ def moved(fa, options):
     return {name: fa.xp.asarray(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("name", SAME_BITS)
-def test_neutral_options_change_no_bit(cards, name, head_dim):
-    for causal in (False, True) if head_dim == 64 else (True,):
-        arrays = example("bfloat16", head_dim=head_dim).arrays(cards.xp)
-        plain = cards.call(*arrays, causal=causal)
-        cards.same_bits(cards.call(*arrays, causal=causal, **moved(cards, SAME_BITS[name])), plain)
+def test_neutral_options_change_no_bit(cards, name):
+    for head_dim in {"A100": [64], "H200": [128]}.get(cards.card, [64, 128, 256]):
+        for causal in cards.size([True], [False, True]):
+            arrays = example("bfloat16", head_dim=head_dim).arrays(cards.xp)
+            plain = cards.call(*arrays, causal=causal)
+            cards.same_bits(cards.call(*arrays, causal=causal, **moved(cards, SAME_BITS[name])), plain)
 
 
 @pytest.mark.parametrize("name", CLOSE)
@@ -72,7 +72,7 @@ def test_neutral_options_change_nothing(fa, name):
 
 def test_causal_is_a_window_that_ends_at_the_diagonal(cards):
     for options in ({}, {"align": -9}, {"softmax_scale": -0.3}):
-        arrays = example("bfloat16", 2, 70, 150).arrays(cards.xp)
+        arrays = example("bfloat16", 1, 70, 150).arrays(cards.xp)
         causal = cards.call(*arrays, causal=True, **options)
         cards.same_bits(cards.call(*arrays, window=(None, 0), **options), causal)
         cards.same_bits(cards.call(*arrays, window=(None, 5), causal=True, **options), causal)
@@ -93,14 +93,14 @@ def test_three_ways_to_hide_the_same_keys(fa):
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (30, 4)}], ids=["full", "causal", "window"])
-def test_lengths_are_calls_on_what_exists(cards, options):
+def test_lengths_are_calls_on_what_exists(fa, options):
     """Each batch element of a padded batch is the call on its own rows and keys, cut out."""
     lengths_q, lengths_k = (150, 1, 77), (70, 129, 200)
-    e = example("bfloat16", 3, 150, 200, 1, 64, seqlens_q=lengths_q, seqlens_k=lengths_k)
-    q, k, v = e.arrays(cards.xp)
-    out, lse = cards.call(q, k, v, **{**e.options, **e.option_arrays(cards.xp), **options})
+    e = example("bfloat16", 3, 150, 200, 1, 16, seqlens_q=lengths_q, seqlens_k=lengths_k)
+    q, k, v = e.arrays(fa.xp)
+    out, lse = fa.call(q, k, v, **{**e.options, **e.option_arrays(fa.xp), **options})
     for b, (rows, keys) in enumerate(zip(lengths_q, lengths_k, strict=True)):
-        alone = cards.call(q[b : b + 1, :rows], k[b : b + 1, :keys], v[b : b + 1, :keys], **options)
+        alone = fa.call(q[b : b + 1, :rows], k[b : b + 1, :keys], v[b : b + 1, :keys], **options)
         close(alone, (out[b : b + 1, :rows], lse[b : b + 1, :, :rows]))
         assert (host(lse)[b, :, rows:] == -np.inf).all()
         assert not host(out)[b, rows:].any()
@@ -141,7 +141,7 @@ def without_dropout(e):
     return {name: x for name, x in e.options.items() if not name.startswith("dropout")}
 
 
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=settings().max_examples // 5)
 @given(data=st.data())
 def test_batch_elements_and_heads_are_strangers(fa, data):
     """A batch element, a head, and all of them in reverse order, have the bits that they had."""
@@ -179,19 +179,19 @@ def test_row_does_not_depend_on_other_rows(fa, loud):
 
 
 @pytest.mark.parametrize("beyond", [0.0, np.inf, 7.0])
-def test_nothing_beyond_a_length_matters(cards, beyond):
+def test_nothing_beyond_a_length_matters(fa, beyond):
     """NaN there or anything else, in queries, keys, values and bias: the bits are the same."""
-    e = example("float16", 2, 150, 200, 1, 64, **{**EVERYTHING, "bias": "bhqk"})
+    e = example("float16", 2, 150, 200, 1, 16, **{**EVERYTHING, "bias": "bhqk"})
     q, k, v = (x.copy() for x in e.arrays())
     options = e.options
-    expected = cards.call(*map(cards.xp.asarray, (q, k, v)), **moved(cards, options))
+    expected = fa.call(*map(fa.xp.asarray, (q, k, v)), **moved(fa, options))
     bias = options["bias"].copy()
     for b in range(2):
         q[b, e.seqlens_q[b] :], bias[b, :, e.seqlens_q[b] :] = beyond, beyond
         for x in (k, v, bias.transpose(0, 3, 1, 2)):
             x[b, e.seqlens_k[b] :] = beyond
     assert not np.isnan(bias.astype(float)).any()
-    cards.same_bits(cards.call(*map(cards.xp.asarray, (q, k, v)), **moved(cards, {**options, "bias": bias})), expected)
+    fa.same_bits(fa.call(*map(fa.xp.asarray, (q, k, v)), **moved(fa, {**options, "bias": bias})), expected)
 
 
 # --- how things lie in memory -------------------------------------------------------------------------------
@@ -214,15 +214,17 @@ def test_broadcast_operands_are_expanded_ones(fa):
         fa.same_bits(fa.call(*arrays, **options), fa.call(*arrays, **{**options, **full}))
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_however_keys_come(cards, head_dim):
+def test_however_keys_come(cards):
     """Through tensor maps or cp.async, where lengths do not decide that."""
+    if cards.card == "A100":
+        pytest.skip("has no tensor maps")
     fields = {**EVERYTHING, "seqlens_q": None, "seqlens_k": None, "dropout_p": 0.3, "dropout_seed": 6}
-    e = example("bfloat16", 2, 70, 200, 1, head_dim, **fields)
-    q, k, v = e.arrays(cards.xp)
-    options = {**e.options, **e.option_arrays(cards.xp)}
-    backwards = cards.xp.array(k[:, ::-1], order="C")[:, ::-1]
-    cards.same_bits(cards.call(q, backwards, v, **options), cards.call(q, k, v, **options))
+    for head_dim in cards.size([64, 256], [64, 128, 256]):
+        e = example("bfloat16", 2, 70, 150, 1, head_dim, **fields)
+        q, k, v = e.arrays(cards.xp)
+        options = {**e.options, **e.option_arrays(cards.xp)}
+        backwards = cards.xp.array(k[:, ::-1], order="C")[:, ::-1]
+        cards.same_bits(cards.call(q, backwards, v, **options), cards.call(q, k, v, **options))
 
 
 def test_layouts_are_one(fa):

@@ -33,14 +33,13 @@ DIMS = [(64, 64), (128, 40), (40, 40), (256, 256), (128, 128), (80, 80), (64, 12
 
 OPTIONS = {
     "window": {"window": (40, 3)},
-    "window, no left bound": {"window": (None, 17)},
     "softcap": {"softcap": 3.0, "mean": 0.3},
     "alibi": {"alibi": "bh"},
     "bias": {"bias": "bhqk holes"},
     "bias in float32": {"bias": "bhqk f32"},
     "mask": {"mask": "bhqk rows"},
     "sinks": {"sinks": True},
-    "lengths": {"seqlens_q": (129, 70), "seqlens_k": (131, 200)},
+    "lengths": {"seqlens_q": (129, 70), "seqlens_k": (131, 150)},
     "dropout": {"dropout_p": 0.3, "dropout_seed": 0xFEDCBA9876543210},
 }
 
@@ -53,14 +52,14 @@ EVERYTHING = {
     "bias": "bhqk f32 holes",
     "mask": "1hqk",
     "sinks": True,
-    "seqlens_q": (150, 131),
-    "seqlens_k": (197, 129),
+    "seqlens_q": (140, 131),
+    "seqlens_k": (147, 129),
     "dropout_p": 0.2,
     "dropout_seed": 5,
 }
 
 
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=settings().max_examples // 5)
 @given(data=st.data())
 def test_any_options_agree_with_the_definition(cards, data):
     out_dtype = data.draw(st.sampled_from([None, None, np.float32]))
@@ -78,15 +77,15 @@ def test_each_option(cards, name):
     """Two tiles of rows and several of keys; head dims take turns in the simulator."""
     for head_dim, head_dim_v in some(cards, list(OPTIONS).index(name), DIMS):
         for dtype in some(cards, head_dim // 8, list(DTYPES)):
-            e = example(dtype, 2, 150, 200, 1, head_dim, head_dim_v=head_dim_v, **OPTIONS[name])
-            cards.hold(e)
+            batch = 2 if "lengths" in name else cards.size(1, 2)
+            cards.hold(example(dtype, batch, 140, 150, 1, head_dim, head_dim_v=head_dim_v, **OPTIONS[name]))
 
 
-@pytest.mark.parametrize("turn", range(4))
+@pytest.mark.parametrize("turn", range(3))
 def test_everything_at_once(cards, turn):
-    for head_dim, head_dim_v in DIMS[turn::4] if cards.on_gpu else some(cards, turn, DIMS):
+    for head_dim, head_dim_v in DIMS[turn::3] if cards.on_gpu else some(cards, turn, DIMS):
         for dtype, out_dtype in some(cards, turn, [*itertools.product(DTYPES, (None, np.float32))]):
-            e = example(dtype, 2, 150, 200, 1, head_dim, head_dim_v=head_dim_v, **EVERYTHING)
+            e = example(dtype, 2, 140, 150, 1, head_dim, head_dim_v=head_dim_v, **EVERYTHING)
             cards.hold(e, out_dtype=out_dtype)
 
 
@@ -135,8 +134,8 @@ WINDOWS = {
 @pytest.mark.parametrize("name", WINDOWS)
 def test_windows(cards, name):
     window, fields = WINDOWS[name]
-    e = example(seqlen_q=150, seqlen_k=200, num_heads=1, window=window, **fields)
-    cards.hold(e)
+    head_dim = 16 if cards.card == "A100" else 64
+    cards.hold(example(seqlen_q=150, seqlen_k=200, num_heads=1, head_dim=head_dim, window=window, **fields))
     if cards.on_gpu:
         for head_dim in (128, 256):
             cards.hold(example("bfloat16", 2, 1000, 900, head_dim=head_dim, **{**fields, "batch": 2}, window=window))
@@ -145,8 +144,8 @@ def test_windows(cards, name):
 @pytest.mark.parametrize("window", [(0, 0), (3, 1), (100, 0), (0, 100)])
 @pytest.mark.parametrize("seqlens", [(1, 1), (1, 65), (65, 1), (2, 300), (129, 128), (17, 16)], ids=str)
 def test_windows_over_few_queries_or_keys(fa, seqlens, window):
-    for align in ("bottom-right", "top-left"):
-        fa.hold(example("float16", 2, *seqlens, 2, 32, head_dim_v=16, window=window, align=align))
+    for align in fa.size([("bottom-right", "top-left")[sum(window) % 2]], ["bottom-right", "top-left"]):
+        fa.hold(example("float16", 2, *seqlens, 2, 16, head_dim_v=32, window=window, align=align))
 
 
 @pytest.mark.xfail(strict=True, reason="the bound and align are clamped at 10^9 each, and add up to 0")
@@ -169,7 +168,7 @@ KINDS = ("float16", "bfloat16 f32", "bfloat16", "float16 f32")
 def test_broadcast_biases(fa, axes):
     """Any axes, and an odd number of keys or an even one, which can be read in pairs."""
     turn = OPERAND_AXES.index(axes)
-    for kind in fa.size([KINDS[turn % 4], KINDS[(turn + 1) % 4]], KINDS):
+    for kind in fa.size([KINDS[turn % 4]], KINDS):
         dtype, *words = kind.split()
         for seqlen_k in fa.size([70 + turn // 2 % 2], [70, 71, 513]):
             fa.hold(example(dtype, 2, 20, seqlen_k, 2, 16, bias=" ".join([axes, *words, "holes" if axes else ""])))
@@ -184,10 +183,11 @@ def test_broadcast_masks(fa, axes):
 @pytest.mark.parametrize("storage", OPERAND_STORAGES)
 def test_layouts_of_biases_and_masks(fa, storage):
     """Wherever they lie, NaN or True is all around; more than one tile of rows and keys, and rows past the end."""
-    for axes in fa.size([("bhqk", "1hqk")[OPERAND_STORAGES.index(storage) % 2]], ["bhqk", "1hqk", "qk", "b11k"]):
-        for f32 in fa.size([""], ["", " f32"]):
-            fa.hold(example("bfloat16", 2, 135, 134, 2, 16, bias=axes + f32, bias_storage=storage))
-        fa.hold(example("bfloat16", 2, 135, 134, 2, 16, mask=axes, mask_storage=storage))
+    turn = OPERAND_STORAGES.index(storage)
+    for axes in fa.size([("bhqk", "1hqk")[turn % 2]], ["bhqk", "1hqk", "qk", "b11k"]):
+        for f32 in fa.size([("", " f32")[turn // 2 % 2]], ["", " f32"]):
+            fa.hold(example("bfloat16", 1, 135, 134, 2, 16, bias=axes + f32, bias_storage=storage))
+        fa.hold(example("bfloat16", 1, 135, 134, 2, 16, mask=axes, mask_storage=storage))
 
 
 def test_a_mask_of_odd_bytes(fa):
@@ -203,10 +203,10 @@ def test_a_mask_of_odd_bytes(fa):
 def test_rows_that_a_mask_hides(cards):
     """The first rows, a whole tile of them, the last, and one alone: 0 and -inf; the others as without."""
     for head_dim in some(cards, 0, [64, 128, 256]):
-        mask = np.ones((300, 130), np.bool_)
+        mask = np.ones((300, 70), np.bool_)
         hidden = np.r_[0:3, 128:256, 270, 299]
         mask[hidden] = False
-        e = example("bfloat16", seqlen_q=300, seqlen_k=130, num_heads=1, head_dim=head_dim)
+        e = example("bfloat16", seqlen_q=300, seqlen_k=70, num_heads=1, head_dim=head_dim)
         out, lse = cards.hold(e, mask=mask)
         assert (host(lse)[0, 0, hidden] == -np.inf).all()
         assert np.isfinite(np.delete(host(lse)[0, 0], hidden)).all()
@@ -370,17 +370,18 @@ LENGTHS_Q, LENGTHS_K = (0, 1, 70, 37), (65, 131, 150, 0)
 @pytest.mark.parametrize("align", ["bottom-right", "top-left", -5, 40, (3, -60, 100, 0)], ids=str)
 def test_lengths(fa, align, options):
     """NaN lies beyond them; heads are grouped."""
-    for given_q, given_k in ((True, True), (False, True), (True, False)):
-        lengths = {"seqlens_q": LENGTHS_Q if given_q else None, "seqlens_k": LENGTHS_K if given_k else None}
-        fa.hold(example("float16", 4, 70, 150, 2, 40, num_heads_k=1, align=align, **lengths, **options))
+    one = ("seqlens_k", "seqlens_q")[fa.size(isinstance(align, str), 0)]
+    both = {"seqlens_q": LENGTHS_Q, "seqlens_k": LENGTHS_K}
+    for lengths in fa.size([both, {one: both[one]}], [both, *({n: x} for n, x in both.items())]):
+        fa.hold(example("float16", 4, 70, 150, 2, 16, num_heads_k=1, align=align, **lengths, **options))
 
 
-@pytest.mark.parametrize("seqlens", [(1, 1), (127, 63), (128, 64), (129, 65), (260, 300), (3, 129)], ids=str)
+@pytest.mark.parametrize("seqlens", [(1, 1), (127, 63), (128, 64), (129, 65), (3, 129)], ids=str)
 def test_lengths_at_edges_of_tiles(cards, seqlens):
-    """The array is longer than a few tiles; one batch element has these lengths, the other all."""
+    """One batch element has these lengths, the other all."""
     for head_dim in some(cards, 0, [64, 128, 256]):
         e = example(
-            "bfloat16", 2, 260, 300, 1, head_dim, seqlens_q=(seqlens[0], 260), seqlens_k=(seqlens[1], 300), causal=True
+            "bfloat16", 2, 140, 150, 1, head_dim, seqlens_q=(seqlens[0], 140), seqlens_k=(seqlens[1], 150), causal=True
         )
         cards.hold(e)
 
@@ -420,10 +421,11 @@ def test_lengths_that_no_array_could_have(fa, monkeypatch):
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 def test_out_is_written_in_place_and_nothing_beside_it(fa, layout, out_dtype):
     """With every option, rows and batch elements that do not exist among them."""
-    e = example("bfloat16", 2, 150, 200, 1, 40, layout=layout, **EVERYTHING)
+    e = example("bfloat16", 2, 140, 150, 1, 24, layout=layout, **EVERYTHING)
     q, _, v = e.arrays(fa.xp)
     expected = fa.hold(e, out_dtype=out_dtype)
-    for storage in (Storage(pad=(1, 2, 3, 8)), Storage(step=(1, 1, 1, 2), offset=3)):
+    both = [Storage(pad=(1, 2, 3, 8)), Storage(step=(1, 1, 1, 2), offset=3)]
+    for storage in fa.size([both[layout == "bhsd"]], both):
         out = poisoned((*q.shape[:3], v.shape[3]), out_dtype or q.dtype, storage, xp=fa.xp)
         options = {**e.options, **e.option_arrays(fa.xp)}
         result = fa.call(*e.arrays(fa.xp), **options, out=out, out_dtype=out_dtype)
@@ -443,7 +445,7 @@ def test_small_operands_may_be_lists(fa):
 
 
 def test_inputs_are_left_alone(fa):
-    e = example("bfloat16", 2, 150, 200, 1, 40, **EVERYTHING)
+    e = example("bfloat16", 2, 140, 150, 1, 24, **EVERYTHING)
     arrays, options = e.arrays(fa.xp), e.option_arrays(fa.xp)
     before = fa.bits(*arrays, *options.values())
     fa.call(*arrays, **{**e.options, **options})
