@@ -161,12 +161,19 @@ def _readable(xp: Any, name: str, x: Any, problem: Problem) -> Any:
     if name in _INTEGERS and not (x.dtype == np.int32 and x.flags.c_contiguous and _pointer(x) % 4 == 0):
         if xp is not np:
             refuse_capture(f"{name} has to be converted first", "pass a contiguous int32 array")
-        return _as_int32(xp, x)
+        return _as_int32(xp, _aligned(x))
     if name == "dropout_seed" and _pointer(x) % 8:
         if xp is not np:
             refuse_capture(f"{name} has to be copied first", "pass an array at a multiple of 8 bytes")
-        return x.copy()
+        return _aligned(x)
     return x
+
+
+def _aligned(x: Any) -> Any:
+    """A contiguous array at an odd address as one that is not: copied byte by byte, for CuPy reads whole items."""
+    if not x.flags.c_contiguous or _pointer(x) % x.itemsize == 0:
+        return x
+    return x.reshape(-1).view(np.uint8).copy().view(x.dtype).reshape(x.shape)
 
 
 def _check_lengths(name: str, x: Any, seqlen: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupy_fa2.params import DROPOUT_ONE, MAX_SEQLEN
+from cupy_fa2.params import DROPOUT_ONE, MAX_SEQLEN, MAX_WINDOW
 from cupy_fa2.spec import Operand
 
 __all__ = [
@@ -150,7 +150,7 @@ def _check_bound(side: str, bound: Any) -> int | None:
         raise TypeError(f"window's {side} bound must be a non-negative int or None, got {type(bound).__name__}")
     if bound < 0:
         raise ValueError(f"window's {side} bound must not be negative, got {bound}; None means unbounded, not -1")
-    return min(int(bound), MAX_SEQLEN)
+    return min(int(bound), MAX_WINDOW)
 
 
 def check_align(align: Any, batch: int, seqlen_q: int, seqlen_k: int, padded: bool = False) -> tuple[int | None, bool]:

@@ -13,13 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["ABI_VERSION", "DROPOUT_ONE", "FWD_PARAMS", "MAX_SEQLEN", "FwdBindings", "ParamStruct"]
+__all__ = ["ABI_VERSION", "DROPOUT_ONE", "FWD_PARAMS", "MAX_SEQLEN", "MAX_WINDOW", "FwdBindings", "ParamStruct"]
 
 #: Grows with every change of a struct's layout or meaning; the first field of every struct.
 ABI_VERSION = 2
 
 #: Longest sequence. Row, key and diagonal arithmetic is 32-bit, and row + offset must not overflow.
 MAX_SEQLEN = 1_000_000_000
+
+#: Widest window: from any diagonal, which are clamped to lengths, it reaches every key. It stands for no bound.
+MAX_WINDOW = 2**31 - 1
 
 #: What a dropout threshold is out of: probabilities are kept or dropped by 16 bits each.
 DROPOUT_ONE = 65536
@@ -144,8 +147,8 @@ FWD_PARAMS = ParamStruct(
         # The visible band around the diagonal, in keys; read by masks that have the bound.
         ("diagonal_offset", "i4", ""),
         ("diagonal_from_end", "i4", "1: the offset is seqlens_k - seqlens_q of the batch element; padded kernels only"),
-        ("window_left", "i4", "keys before the diagonal; MAX_SEQLEN: no bound"),
-        ("window_right", "i4", "keys beyond the diagonal, 0 for causal; MAX_SEQLEN: no bound"),
+        ("window_left", "i4", "keys before the diagonal; MAX_WINDOW: no bound"),
+        ("window_right", "i4", "keys beyond the diagonal, 0 for causal; MAX_WINDOW: no bound"),
         ("softmax_scale", "f4", "with its sign; for score modifiers, which want the score itself"),
         ("softcap", "f4", "s becomes softcap * tanh(s / softcap)"),
         ("dropout_threshold", "u4", "1 to 65536: a probability is kept if its 16 bits are below"),

@@ -12,7 +12,7 @@ import numpy as np
 from cupy_fa2.device import Device
 from cupy_fa2.heuristics.feasible import accumulator_registers, blocks_by_shared_memory
 from cupy_fa2.heuristics.pick import pick_forward
-from cupy_fa2.params import ABI_VERSION, DROPOUT_ONE, FWD_PARAMS, MAX_SEQLEN, FwdBindings
+from cupy_fa2.params import ABI_VERSION, DROPOUT_ONE, FWD_PARAMS, MAX_WINDOW, FwdBindings
 from cupy_fa2.problem import Problem
 from cupy_fa2.spec import Features, KernelSpec
 
@@ -214,8 +214,8 @@ def encode_forward(problem: Problem, plan: Plan, bindings: FwdBindings) -> bytes
         problem.head_dim_v,
         problem.diagonal or 0,
         problem.diagonal_from_end,
-        MAX_SEQLEN if problem.window_left is None else problem.window_left,
-        MAX_SEQLEN if problem.window_right is None else problem.window_right,
+        MAX_WINDOW if problem.window_left is None else problem.window_left,
+        MAX_WINDOW if problem.window_right is None else problem.window_right,
         problem.softmax_scale,
         problem.softcap or 0.0,
         problem.dropout_threshold,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +38,8 @@ def gpu_count() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Parsed kernels are millions of objects that stay. Walking them again and again took half of the suite's time.
+    gc.set_threshold(200_000, 20, 100)
     if config.getoption("--hypothesis-profile", None) is None:
         settings.load_profile("gpu" if config.getoption("markexpr") == "gpu" else "suite")
 

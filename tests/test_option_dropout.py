@@ -105,8 +105,7 @@ def test_a_seed_at_an_odd_place(fa):
     shape = (1, 1, 40, 70)
     many = fa.xp.asarray(np.arange(5, dtype=np.int64) + 40)
     assert_kept(probabilities(fa, shape, 0.5, many[3])[0], dropout_mask(shape, 0.5, 43))
-    odd = fa.xp.zeros(20, np.uint8)[4:12].view(np.uint64)
-    odd[...] = 77
+    odd = fa.xp.asarray(np.frombuffer(bytes(4) + np.uint64(77).tobytes(), np.uint8))[4:].view(np.uint64)
     assert_kept(probabilities(fa, shape, 0.5, odd.reshape(()))[0], dropout_mask(shape, 0.5, 77))
 
 

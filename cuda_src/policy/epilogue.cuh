@@ -87,7 +87,8 @@ struct WriteOut {
   static typename Softmax::Result finished(const FwdParams& params, const Softmax& softmax, int r, int head) {
     if constexpr (kSinks) {
       const float* sinks = reinterpret_cast<const float*>(params.sinks);
-      return softmax.result_with_sink(r, sinks[head * params.sinks_stride] * kLog2E);
+      // Towards zero, so that finite sinks stay finite.
+      return softmax.result_with_sink(r, ptx::fma_towards_zero(sinks[head * params.sinks_stride], kLog2E, 0.f));
     } else {
       return softmax.result(r);
     }

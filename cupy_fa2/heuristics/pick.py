@@ -89,7 +89,7 @@ def pick_forward(
     for choice in ([tuned] if tuned else []) + forward_candidates(head_dim, head_dim_v):
         problem = infeasible(choice.tile, device)
         if problem is None:
-            return replace(choice, tile=_with_room(choice, features, features.load + 2 * float_out))
+            return replace(choice, tile=_with_room(choice, features, features.load + 3 * float_out))
         refused.append(f"{choice.tile.block_m}x{choice.tile.block_n}, {choice.tile.stages} stage(s) {problem}")
     raise ValueError(f"no tile for head_dim {head_dim}, {head_dim_v} fits on {device.name}: {'; '.join(refused)}")
 
@@ -102,13 +102,19 @@ def _with_room(choice: Choice, features: Features, load: int) -> FwdTile:
     """
     tile = choice.tile
     if load == 0:
-        return tile
+        # Lengths of each batch element take the last registers beside a diagonal.
+        crowded = features.padded and features.causal and tile.head_dim_v == 128 and tile.rows_per_warp == 32
+        return replace(tile, block_n=32) if crowded else tile
     roomy = replace(tile, stages=1 if choice.kv == "dense" else tile.stages, q_kept=0)
     load += choice.kv == "dense"  # cp.async takes addresses
     if tile.team == 2 or tile.rows_per_warp < 32:
-        return roomy if load < 4 else _sixteen_rows(roomy)
+        if load < 3 or (tile.team == 1 and load < 4):
+            return roomy
+        return replace(_sixteen_rows(roomy), block_n=48 if tile.team == 2 and load < 5 and not features.dropout else 32)
     if tile.head_dim_v <= 64:
-        block_n = 32 if load > 2 else 64 if load > 1 or features.dropout else 96
+        block_n = 32 if load > 3 else 48 if load > 2 else 64 if load > 1 else 96
+        if features.dropout:
+            block_n = 32 if load > 2 else 64
         return replace(roomy, block_n=min(tile.block_n, block_n)) if load < 10 else _sixteen_rows(roomy)
     if tile.head_dim == tile.head_dim_v == 128 and tile.block_m == 128 and load < 12:
         masked = features.causal or features.window
@@ -120,8 +126,8 @@ def _with_room(choice: Choice, features: Features, load: int) -> FwdTile:
 
 
 def _sixteen_rows(tile: FwdTile) -> FwdTile:
-    """Sixteen rows per warp and few keys: half of the registers, and half of the speed."""
-    return replace(tile, block_m=64, block_n=32, num_warps=4, team=1)
+    """Sixteen rows per warp and few keys: half of the registers, and at best two thirds of the speed."""
+    return replace(tile, block_n=32, num_warps=tile.block_m // 16, team=1)
 
 
 def _from_table(
