@@ -20,12 +20,26 @@ DIMS = range(16, 257, 16)
 #: (NVRTC version, spec's name, architecture) -> (bytes of spill stores and loads per thread, at most 16; the reason).
 #: Anything not listed has none.
 ALLOWED_SPILLS: dict[tuple[tuple[int, int], str, int], tuple[int, str]] = {
-    ((13, 5), f"fwd_{kind}", 90): (8, "O and S take 176 registers; stored before the loop, read once after it")
-    for kind in (
-        "f16_d128_128x48_w4_s2_tensor",
-        "bf16_d128_128x48_w4_s2_tensor",
-        "bf16_d128_128x48_w4_s2_tensor_elements",
-    )
+    **{
+        (version, "fwd_bf16_d128_128x48_w4_s1_window", 80): (8, "O and S take 176 registers; none in the main loop")
+        for version in ((12, 9), (13, 0), (13, 5))
+    },
+    **{
+        (version, "fwd_bf16_d256_128x64_w8_s2_team2_tensor_bias_bf16", 90): (16, "O, S and the bias take 192 registers")
+        for version in ((12, 9), (13, 0), (13, 5))
+    },
+    **{
+        ((13, 5), f"fwd_{kind}", 90): (
+            8,
+            "O and S take 176 to 192 registers; stored before the loop, read once after it",
+        )
+        for kind in (
+            "f16_d128_128x48_w4_s2_tensor",
+            "bf16_d128_128x48_w4_s2_tensor",
+            "bf16_d128_128x48_w4_s2_tensor_elements",
+            "f16_d128_128x64_w4_s1_causal",
+        )
+    },
 }
 
 #: Options of a bf16 kernel, each alone.
@@ -78,14 +92,14 @@ def test_a_kernel_builds_without_spills(card, spec):
 #: before changing a number here.
 MAIN_LOOP = {
     ("H200", 64, False): (256, 72, 128, 32, 970),
-    ("H200", 64, True): (256, 72, 128, 32, 970),
+    ("H200", 64, True): (256, 72, 128, 32, 995),
     ("H200", 128, False): (192, 64, 48, 32, 538),
-    ("H200", 128, True): (192, 64, 48, 32, 538),
-    ("H200", 256, False): (256, 92, 32, 49, 592),
-    ("H200", 256, True): (256, 92, 32, 45, 588),
+    ("H200", 128, True): (256, 80, 64, 32, 695),
+    ("H200", 256, False): (256, 94, 32, 45, 590),
+    ("H200", 256, True): (256, 94, 32, 45, 592),
     ("A100", 64, False): (128, 40, 64, 20, 503),
     ("A100", 64, True): (128, 40, 64, 20, 503),
-    ("A100", 128, False): (192, 64, 48, 46, 568),
+    ("A100", 128, False): (256, 80, 64, 54, 730),
     ("A100", 128, True): (192, 64, 48, 46, 568),
     ("A100", 256, False): (256, 144, 32, 53, 634),
     ("A100", 256, True): (256, 144, 32, 53, 634),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cupy_fa2.device import named_device
-from cupy_fa2.params import FWD_PARAMS, MAX_SEQLEN, FwdBindings
+from cupy_fa2.params import FWD_PARAMS, MAX_WINDOW, FwdBindings
 from cupy_fa2.plan import encode_forward, plan_forward
 from cupy_fa2.problem import Problem
 from cupy_fa2.spec import Operand
@@ -45,15 +45,15 @@ def arguments(p, **bindings):
     ({"window": (0, 0)}, 0, 0, "WindowMask"),
     ({"window": (2, 3), "causal": True}, 2, 0, "WindowMask"),
     ({"window": (2, None), "causal": True}, 2, 0, "WindowMask"),
-    ({"window": (10**20, 10**20)}, MAX_SEQLEN, MAX_SEQLEN, "WindowMask"),
+    ({"window": (10**20, 10**20)}, MAX_WINDOW, MAX_WINDOW, "WindowMask"),
 ], ids=str)  # fmt: skip
 def test_windows(options, left, right, kernel):
     p = problem(**options)
     assert (p.window_left, p.window_right, p.causal) == (left, right, right is not None)
     assert f" {kernel}," in plan_forward(p, A100).spec.render()
     args = arguments(p)
-    assert args["window_left"] == (MAX_SEQLEN if left is None else left)
-    assert args["window_right"] == (MAX_SEQLEN if right is None else right)
+    assert args["window_left"] == (MAX_WINDOW if left is None else left)
+    assert args["window_right"] == (MAX_WINDOW if right is None else right)
 
 
 def test_the_diagonal_of_padded_batches_counts_from_the_ends():
