@@ -129,7 +129,7 @@ class Problem:
     def features(self) -> Features:
         """What the kernel has to be able to do."""
         signed = self.softcap is not None or self.alibi or self.bias is not None
-        # The kernel's scores are q . k or, capped, a tanh; `unit` brings them to log2, and divides what is added to them.
+        # The kernel's scores are q . k or, capped, a tanh; `unit` brings them to log2, and divides what is added.
         # Not more than 1 beside a bias, whose lowest finite number has to stay finite times the unit.
         unit = math.log2(math.e) * (self.softmax_scale if self.softcap is None else self.softcap)
         divides = 2.0**-40 <= unit <= (2.0**40 if self.bias is None else 1.0)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from cupy_fa2 import operands
 from cupy_fa2.testing import (
-    assert_attention_close,
     DTYPES,
     OPERAND_AXES,
     OPERAND_STORAGES,
     Storage,
+    assert_attention_close,
     assert_poison_intact,
     attention_examples,
     host,
