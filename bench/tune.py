@@ -84,7 +84,11 @@ SHAPES: dict[str, list[Any]] = {
 }
 QUICK_SHAPES: dict[str, list[Any]] = {**SHAPES, "block_m": [64, 128], "block_n": [48, 64, 96]}
 #: Fields of `FwdTile` or `KernelSpec` -> values tried on the best shapes, every combination.
-VARIANTS: dict[str, list[Any]] = {"last_to_first": [True, False], "min_blocks": [1, 2, 3]}
+VARIANTS: dict[str, list[Any]] = {
+    "last_to_first": [True, False],
+    "mask_by_warp": [False, True],
+    "min_blocks": [1, 2, 3],
+}
 
 SEQLENS = {0: 1024, 2048: 8192}  # an entry's min_seqlen -> the seqlen that stands for it
 TOKENS = 16_384

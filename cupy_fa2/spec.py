@@ -47,6 +47,9 @@ class FwdTile:
         others are read again for every key tile.
     team : int
         Warps that share rows: 1, or 2, each with half of a tile's keys and half of O's columns.
+    mask_by_warp : bool
+        Whether a key tile is masked by what the warp's rows see of it, or by what the block's do. The same result, in
+        other registers.
     """
 
     block_m: int
@@ -59,6 +62,7 @@ class FwdTile:
     last_to_first: bool = True
     q_kept: int = 0
     team: int = 1
+    mask_by_warp: bool = False
 
     def __post_init__(self) -> None:
         if self.block_m * self.team % (16 * self.num_warps) or self.block_n % (16 * self.team):
@@ -248,6 +252,7 @@ class KernelSpec:
         parts += [f"slack{t.slack}"] if t.slack != 8 else []
         parts += [] if t.last_to_first else ["ascending"]
         parts += [f"q{t.q_kept}"] if t.q_kept else []
+        parts += ["bywarp"] if t.mask_by_warp else []
         parts += [f"team{t.team}"] if t.team > 1 else []
         parts += ["tensor"] if self.kv == "tensor" else []
         parts += ["window"] if self.window else ["causal"] if self.causal else []

@@ -66,7 +66,7 @@ def test_how_keys_lie_in_memory_does_not_show_in_the_bits():
             ).tile
             for tensor_maps in (False, True)
         )
-        assert dense == replace(tensor, stages=dense.stages, q_kept=dense.q_kept)
+        assert dense == replace(tensor, stages=dense.stages, q_kept=dense.q_kept, mask_by_warp=dense.mask_by_warp)
 
 
 def test_what_does_not_fit_is_refused_with_a_number():

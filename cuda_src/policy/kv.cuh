@@ -1,6 +1,6 @@
 // Where keys and values lie in memory, and so how their tiles come into shared memory.
 //
-// A KV policy names the kernel's argument struct, says whether one thread copies for all, and has a Stream. A stream
+// A KV policy names the kernel's argument struct and a Stream. A stream
 // keeps tiles of K and V coming, one ahead of the arithmetic, in this protocol, where each call is made by all threads:
 //
 //   start(n_block, left)      once, after Q's copies have been committed as a group of their own
@@ -44,7 +44,6 @@ inline DenseRows query_rows(const FwdParams& p, int batch, int head) {
 // Two arrays of any strides, copied by cp.async.
 struct DenseKV {
   using Params = FwdParams;
-  static constexpr bool kOneThreadCopies = false;
 
   template <class Tiles>
   struct Stream : CopyStream<Tiles, DenseRows> {

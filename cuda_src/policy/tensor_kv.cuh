@@ -22,7 +22,6 @@ static_assert(sizeof(FwdTensorParams) == kFwdTensorParamsBytes);
 
 struct TensorKV {
   using Params = FwdTensorParams;
-  static constexpr bool kOneThreadCopies = true;
 
   // A ring of kStages buffers of K and of V. Each has a barrier that counts its bytes in (`full`), and each pair one
   // that counts the warps that are done with it (`empty`). No barrier spans the block: a warp may run ahead of the

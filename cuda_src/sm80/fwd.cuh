@@ -29,6 +29,7 @@ struct FwdTile {
   bool last_to_first;  // the order of the key tiles
   int q_kept;          // columns of Q whose fragments stay in registers; the others are read again for every key tile
   int team;            // warps that share rows: 1 or 2 (team.cuh)
+  bool mask_by_warp;   // a key tile is masked where the warp's rows, not the block's, do not all see it whole
 };
 
 template <FwdTile kTile, class T, class Lengths_, template <class> class Mask_, class Score, class Dropout, class KV,
@@ -71,10 +72,10 @@ struct FwdKernel {
     const int warp_row = team.index() * kMTiles * 16;
 
     // Key tiles [n_begin, n_end) are seen by some row of the block, [n_whole_begin, n_whole_end) whole by every row of
-    // this warp; or of the block, whose bounds need no registers, where cp.async leaves none.
-    const int masked_row = KV::kOneThreadCopies ? work.row_begin + warp_row : work.row_begin;
+    // it, or of this warp.
+    const int masked_row = kTile.mask_by_warp ? work.row_begin + warp_row : work.row_begin;
     const int last_row = min(work.row_begin + kTile.block_m, lengths.seqlen_q()) - 1;
-    const int masked_rows = KV::kOneThreadCopies ? kMTiles * 16 : kTile.block_m;
+    const int masked_rows = kTile.mask_by_warp ? kMTiles * 16 : kTile.block_m;
     const int last_masked_row = min(masked_row + masked_rows, lengths.seqlen_q()) - 1;
     const int n_begin = Mask::kLeft ? mask.row_begin(work.row_begin) / kTile.block_n : 0;
     const int n_end =

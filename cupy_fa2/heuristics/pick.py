@@ -105,8 +105,9 @@ def _with_room(choice: Choice, features: Features, load: int) -> FwdTile:
         # Lengths of each batch element take the last registers beside a diagonal.
         crowded = features.padded and features.causal and tile.head_dim_v == 128 and tile.rows_per_warp == 32
         return replace(tile, block_n=32) if crowded else tile
-    roomy = replace(tile, stages=1 if choice.kv == "dense" else tile.stages, q_kept=0)
-    load += choice.kv == "dense"  # cp.async takes addresses
+    dense = choice.kv == "dense"
+    roomy = replace(tile, stages=1 if dense else tile.stages, q_kept=0, mask_by_warp=not dense)
+    load += dense  # cp.async takes addresses
     if tile.team == 2 or tile.rows_per_warp < 32:
         if load < 3 or (tile.team == 1 and load < 4):
             return roomy
@@ -120,8 +121,9 @@ def _with_room(choice: Choice, features: Features, load: int) -> FwdTile:
         masked = features.causal or features.window
         if load == 1 and not masked:
             return replace(roomy, block_n=48)
-        wide = choice.kv == "tensor" and load < 3 and not (masked and features.bias)
-        return replace(roomy, block_n=128 if wide else 64, num_warps=8, team=2)
+        wide = not dense and load < 3 and not (masked and features.bias)
+        float_bias = features.bias is not None and features.bias.dtype == "float"
+        return replace(roomy, block_n=(96 if float_bias else 128) if wide else 64, num_warps=8, team=2)
     return replace(roomy, block_n=32) if load < 3 else _sixteen_rows(roomy)
 
 
@@ -151,5 +153,5 @@ def _from_table(
     kv = spec.get("kv", "dense")
     if kv == "tensor" and not tensor_maps:
         # Addresses need the registers that Q may have had, and those of a second buffer where O takes 128.
-        kv, tile = "dense", replace(tile, stages=1 if head_dim_v == 128 else 2, q_kept=0)
+        kv, tile = "dense", replace(tile, stages=1 if head_dim_v == 128 else 2, q_kept=0, mask_by_warp=False)
     return Choice(tile, kv, spec.get("min_blocks", 1), f"Of the table for sm_{device.arch} ({source})")

@@ -31,7 +31,7 @@ ENTRIES: dict[tuple[int, int, bool, int], dict[str, Any]] = {
         "tflops": 423.7,
     },
     (128, 128, True, 0): {
-        "tile": {"block_m": 128, "block_n": 64, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 0, "team": 1},
+        "tile": {"block_m": 128, "block_n": 64, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 0, "team": 1, "mask_by_warp": True},
         "spec": {"kv": "tensor"},
         "tflops": 396.2,
     },
