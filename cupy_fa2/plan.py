@@ -16,10 +16,13 @@ from cupy_fa2.params import ABI_VERSION, DROPOUT_ONE, FWD_PARAMS, MAX_WINDOW, Fw
 from cupy_fa2.problem import Problem
 from cupy_fa2.spec import Features, KernelSpec
 
-__all__ = ["MAX_GRID", "Plan", "encode_forward", "forward_spec", "plan_forward"]
+__all__ = ["MAX_GRID", "Plan", "encode_forward", "forward_spec", "heads_per_group", "plan_forward"]
 
 #: Blocks along x, the one grid dimension that is used; the others end at 65,535.
 MAX_GRID = 2**31 - 1
+
+#: Of short sequences more heads would fit L2, and are slower: docs/notebook.md, 25.
+MOST_HEADS_PER_GROUP = 32
 
 _LOG2_E = math.log2(math.e)
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
@@ -176,6 +179,7 @@ def heads_per_group(problem: Problem, plan: Plan) -> int:
     # Twice what L2 holds: tiles that run together read the same keys at about the same time. Groups of one size, for a
     # small last one would leave multiprocessors idle.
     fit = shared_by * max(1, 2 * plan.device.l2_bytes // max(kv_bytes, 1))
+    fit = max(shared_by, min(fit, MOST_HEADS_PER_GROUP))
     groups = -(-heads // fit)
     return -(-heads // groups)
 

@@ -13,7 +13,7 @@ from cupy_fa2.device import NAMED_DEVICES, named_device
 from cupy_fa2.heuristics.feasible import accumulator_registers, blocks_by_shared_memory, infeasible
 from cupy_fa2.heuristics.pick import forward_candidates, pick_forward
 from cupy_fa2.params import FWD_PARAMS, FwdBindings
-from cupy_fa2.plan import encode_forward, forward_spec, plan_forward
+from cupy_fa2.plan import MOST_HEADS_PER_GROUP, encode_forward, forward_spec, heads_per_group, plan_forward
 from cupy_fa2.problem import Problem
 from cupy_fa2.spec import Features, FwdTile, KernelSpec, Operand
 
@@ -245,3 +245,21 @@ def test_strides_of_single_steps_mean_nothing():
     assert p.copied == (False, False, False)
     assert p.strides_q == (0, 0, 64)
     assert p.strides_k == (0, 64, 0)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "seqlen"), [(16, 16, 8192), (16, 2, 4096), (15, 5, 65536), (64, 64, 512), (7, 1, 100)]
+)
+def test_heads_take_turns_in_equal_groups(heads, kv_heads, seqlen):
+    """Under a causal mask; all heads are in one, and those that share keys stay close."""
+    q, k = (np.empty((3, seqlen, n, 64), np.float16) for n in (heads, kv_heads))
+    addresses = (0, 0, 0, 0)
+    for causal in (False, True):
+        problem = Problem.from_arrays(q, k, k, causal=causal, addresses=addresses)
+        group = heads_per_group(problem, plan_forward(problem, named_device("H200")))
+        if not causal:
+            assert group == 1
+            continue
+        groups = -(-3 * heads // group)
+        assert 1 <= group <= max(MOST_HEADS_PER_GROUP, heads // kv_heads)
+        assert groups * group - 3 * heads < groups  # the last one is short of less than one head per group
