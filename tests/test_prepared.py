@@ -35,6 +35,12 @@ class Array:
     def copy(self):
         return Array(self.host.copy())
 
+    def reshape(self, shape):
+        return Array(self.host.reshape(shape), self.data.ptr)
+
+    def view(self, dtype):
+        return Array(self.host.view(dtype), self.data.ptr)
+
 
 def zeros(*shape, dtype=np.float16, **where):
     return Array(np.zeros(shape, dtype), **where)
