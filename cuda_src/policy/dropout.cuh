@@ -12,7 +12,6 @@
 namespace fa2 {
 
 struct NoDropout {
-  static constexpr bool kNone = true;
   static float rescale(const FwdParams&) { return 1.f; }
 
   template <int kMTiles, int kChunks>
@@ -24,7 +23,6 @@ struct NoDropout {
 };
 
 struct Dropout {
-  static constexpr bool kNone = false;
   static constexpr int kKeysPerCall = 32;  // of one row, by the four lanes of a quad
 
   static float rescale(const FwdParams& params) { return params.dropout_rescale; }

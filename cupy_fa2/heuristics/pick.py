@@ -99,6 +99,8 @@ def _with_room(choice: Choice, features: Features, load: int) -> FwdTile:
 
     Where head_dim_v is 128 and options are many, pairs of warps have the room, since each holds half of O: on an H200
     they cost 4 % at 128 keys, less than the small tiles that single warps would be left with.
+
+    Keys that come by cp.async may get another tile here than by tensor maps, and so other roundings.
     """
     tile = choice.tile
     if load == 0:
@@ -137,8 +139,8 @@ def _from_table(
 ) -> Choice | None:
     """The entry for these head dimensions with the longest sequences that are reached.
 
-    Where tensor maps cannot describe k and v, the same tile with cp.async: how keys lie in memory must not show in the
-    result's bits.
+    Where tensor maps cannot describe k and v, the same tile with cp.async: how keys lie in memory does not show in the
+    result's bits, but for some options (`_with_room`).
     """
     data = table(device.arch)
     if data is None:
