@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cupy_fa2.dropout import threshold
 from cupy_fa2.params import DROPOUT_ONE, MAX_SEQLEN, MAX_WINDOW
 from cupy_fa2.spec import Operand
 
@@ -250,20 +251,15 @@ def check_dropout(dropout_p: Any, dropout_seed: Any) -> int:
     """Probabilities that are kept, out of 65536."""
     if dropout_seed is None and type(dropout_p) is float and dropout_p == 0.0:
         return DROPOUT_ONE
-    p = check_real("dropout_p", dropout_p)
-    if not 0 <= p < 1:
-        raise ValueError(f"dropout_p must be at least 0 and less than 1, got {dropout_p!s:.40}")
+    kept = threshold(check_real("dropout_p", dropout_p))
     if dropout_seed is None:
-        if p > 0:
+        if dropout_p > 0:
             raise TypeError(
                 "dropout_seed must be given with dropout_p > 0: an int, or a 0-d array of int64 or uint64; got None"
             )
         return DROPOUT_ONE
     check_seed(dropout_seed)
-    threshold = round((1 - p) * DROPOUT_ONE)
-    if threshold < 1:
-        raise ValueError(f"dropout_p must be less than 1 - 2**-17, or nothing is kept, got {dropout_p!s:.40}")
-    return threshold
+    return kept
 
 
 def check_seed(seed: Any) -> None:
