@@ -35,7 +35,7 @@ from timing import (
 )
 
 from cupy_fa2 import flash_attention
-from cupy_fa2.ceiling import mma_ceiling
+from cupy_fa2.cli.ceiling import mma_ceiling
 from cupy_fa2.device import Device, cuda_device
 
 __all__ = ["SCHEMA", "main", "table"]

@@ -77,7 +77,8 @@ def warm_call_times(calls: int = 2000, batches: int = 25) -> dict[str, float]:
     import ml_dtypes
     import numpy as np
 
-    from cupy_fa2 import flash_attention, runtime
+    from cupy_fa2 import flash_attention
+    from cupy_fa2.call import runtime
 
     q, k, v = (cupy.asarray(np.ones((2, 256, 4, 128), ml_dtypes.bfloat16)) for _ in range(3))
     out = cupy.empty_like(q)

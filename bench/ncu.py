@@ -107,7 +107,7 @@ def child(options: argparse.Namespace) -> int:
     from timing import Inputs, bare_call
 
     from cupy_fa2.device import cuda_device
-    from cupy_fa2.spec import FwdTile, KernelSpec
+    from cupy_fa2.kernel.forward import FwdTile, KernelSpec
 
     (head_dim,) = options.head_dim
     case = Case(options.dtype, head_dim, options.causal, options.seqlen)

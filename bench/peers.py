@@ -158,7 +158,7 @@ def by_hand(case: Case, q: Any, k: Any, v: Any) -> float:
     """
     import cupy
 
-    from cupy_fa2.measure import attention_by_hand
+    from cupy_fa2.cli.measure import attention_by_hand
 
     if case.dtype != "f16":
         raise Unavailable("float16 only: CuPy's matmul does not take bfloat16")

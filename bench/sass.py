@@ -26,8 +26,8 @@ from pathlib import Path
 
 from cupy_fa2.compile import build
 from cupy_fa2.device import named_device
+from cupy_fa2.kernel.forward import ENTRY, FwdTile, KernelSpec
 from cupy_fa2.plan import forward_spec
-from cupy_fa2.spec import ENTRY, FwdTile, KernelSpec
 
 __all__ = [
     "CLASSES",

@@ -19,15 +19,14 @@ import ml_dtypes
 import numpy as np
 from cases import Case
 
+from cupy_fa2.call.operands import FIELDS
+from cupy_fa2.call.runtime import CupyKernel
+from cupy_fa2.call.tensormap import arguments, encode_cuda
 from cupy_fa2.compile import Binary, build
 from cupy_fa2.device import Device
-from cupy_fa2.operands import FIELDS
-from cupy_fa2.params import FwdBindings
+from cupy_fa2.kernel.forward import KernelSpec
 from cupy_fa2.plan import Plan, plan_forward
 from cupy_fa2.problem import Problem
-from cupy_fa2.runtime import CupyKernel
-from cupy_fa2.spec import KernelSpec
-from cupy_fa2.tensormap import arguments, encode_cuda
 
 __all__ = [
     "DTYPES",
@@ -141,7 +140,7 @@ def bare_call(
         )
     kernel = CupyKernel(plan.spec, device, plan.shared_bytes)
     bound = {FIELDS[name]: address for name, address in operands.items()}
-    args = arguments(problem, plan, FwdBindings(*pointers, **bound), encode_cuda)
+    args = arguments(problem, plan, {**dict(zip(("q", "k", "v", "out"), pointers, strict=True)), **bound}, encode_cuda)
     return plan, kernel, lambda: kernel(plan, args)
 
 

@@ -1,6 +1,6 @@
 """Choose the forward's tiles on this card: measure the feasible ones in one run, and write them down as data.
 
-    python bench/tune.py                            head_dim 64, 128, 256; writes heuristics/tuned/sm90.py on an H200
+    python bench/tune.py                            head_dim 64, 128, 256; writes plan/tuned/sm90.py on an H200
     python bench/tune.py --head-dim 96 192,128      other classes (192,128: head_dim 192 with head_dim_v 128)
     python bench/tune.py --list                     what would be tried; needs no GPU
     python bench/tune.py --quick                    fewer specs
@@ -14,7 +14,7 @@ likewise.
 
 What is written
 ---------------
-``cupy_fa2/heuristics/tuned/sm<arch>.py``, data only::
+``cupy_fa2/plan/tuned/sm<arch>.py``, data only::
 
     CARD = "NVIDIA H200"
     DATE = "2026-11-30"
@@ -66,10 +66,10 @@ from timing import (
 
 from cupy_fa2.compile import Binary
 from cupy_fa2.device import Device, cuda_device, named_device
-from cupy_fa2.heuristics.feasible import accumulator_registers, infeasible
+from cupy_fa2.kernel.forward import KV_POLICIES, Features, FwdTile, KernelSpec
 from cupy_fa2.plan import plan_forward
+from cupy_fa2.plan.feasible import accumulator_registers, infeasible
 from cupy_fa2.problem import Problem
-from cupy_fa2.spec import KV_POLICIES, Features, FwdTile, KernelSpec
 
 __all__ = ["SHAPES", "VARIANTS", "Sizes", "asked", "candidates", "feature_specs", "main", "render", "variants"]
 
@@ -419,9 +419,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer shapes")
     parser.add_argument("--list", action="store_true", help="print what would be tried on --card, measure nothing")
     parser.add_argument("--card", default="H200", help="only for --list")
-    parser.add_argument(
-        "--output", type=Path, help="default: cupy_fa2/heuristics/tuned/sm<arch>.py; none with --feature"
-    )
+    parser.add_argument("--output", type=Path, help="default: cupy_fa2/plan/tuned/sm<arch>.py; none with --feature")
     parser.add_argument("--feature", action="append", choices=[*PIECES], help="of the kernels; may be repeated")
     parser.add_argument("--seqlen", type=int, nargs="+", default=[8192], help="only with --feature")
     parser.add_argument("--merge", action="store_true", help="keep the entries of other classes of an existing file")
@@ -446,7 +444,7 @@ def main() -> int:
 
     need_gpu()
     device = cuda_device(0)
-    output = options.output or ROOT / "cupy_fa2" / "heuristics" / "tuned" / f"sm{device.arch}.py"
+    output = options.output or ROOT / "cupy_fa2" / "plan" / "tuned" / f"sm{device.arch}.py"
     entries: dict[Any, Any] = {}
     if options.merge and output.exists():
         entries.update(runpy.run_path(str(output))["ENTRIES"])

@@ -4,9 +4,9 @@ Importing this package imports neither CuPy nor a driver: both wait for the firs
 """
 
 from cupy_fa2.api import flash_attention
+from cupy_fa2.call.runtime import simulator
 from cupy_fa2.compile import CompileError
 from cupy_fa2.dropout import dropout_mask
-from cupy_fa2.runtime import simulator
 
 __all__ = ["CompileError", "__version__", "dropout_mask", "flash_attention", "simulator"]
 __version__ = "0.1.0"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cupy_fa2 import call
-from cupy_fa2.options import Options
+from cupy_fa2.call import flow as call
+from cupy_fa2.problem.options import Options
 
 __all__ = ["flash_attention"]
 

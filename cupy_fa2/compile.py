@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cupy_fa2 import params
-from cupy_fa2.spec import KernelSpec
+from cupy_fa2.kernel import params
+from cupy_fa2.kernel.forward import KernelSpec
 
 __all__ = ["Binary", "CompileError", "build", "cache_dir", "compile_source", "nvrtc_version", "source_root"]
 

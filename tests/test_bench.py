@@ -24,10 +24,10 @@ import cupy_fa2
 from cupy_fa2 import reference
 from cupy_fa2.compile import Binary, build
 from cupy_fa2.device import named_device
-from cupy_fa2.heuristics.feasible import infeasible
-from cupy_fa2.params import FWD_PARAMS
+from cupy_fa2.kernel.forward import FwdTile, KernelSpec
+from cupy_fa2.kernel.params import FWD_PARAMS
 from cupy_fa2.plan import forward_spec
-from cupy_fa2.spec import FwdTile, KernelSpec
+from cupy_fa2.plan.feasible import infeasible
 
 H200 = named_device("H200")
 

@@ -13,7 +13,7 @@ import pytest
 
 import cupy_fa2.compile as compile_module
 from cupy_fa2.compile import CompileError, build, cache_dir, known_target, nvrtc_version
-from cupy_fa2.spec import FwdTile, KernelSpec
+from cupy_fa2.kernel.forward import FwdTile, KernelSpec
 
 SMALL = KernelSpec(FwdTile(32, 16, 16, 16, 1, 1), "f16", "f16")  # the cheapest kernel there is
 
@@ -139,7 +139,7 @@ def test_many_threads_agree(cache):
 def test_many_processes_agree(cache):
     """Case B082: processes started together with an empty shared cache, one of them finding a torn entry."""
     code = (
-        "from cupy_fa2.compile import build; from cupy_fa2.spec import *\n"
+        "from cupy_fa2.compile import build; from cupy_fa2.kernel.forward import *\n"
         "import hashlib; print(hashlib.sha256("
         "build(KernelSpec(FwdTile(32, 16, 16, 16, 1, 1), 'f16', 'f16'), 'sm_80').cubin).hexdigest())"
     )
@@ -173,7 +173,7 @@ def test_threads_that_import_together(tmp_path):
 def test_no_home_and_no_working_directory(tmp_path):
     code = (
         "import os, pathlib, sys\n"
-        "from cupy_fa2.compile import build; from cupy_fa2.spec import *\n"
+        "from cupy_fa2.compile import build; from cupy_fa2.kernel.forward import *\n"
         "def homeless(*_): raise RuntimeError('Could not determine home directory.')\n"
         "pathlib.Path.home = homeless\n"
         "os.rmdir(os.getcwd())\n"

@@ -10,8 +10,8 @@ import sass
 
 from cupy_fa2.compile import build, nvrtc_version
 from cupy_fa2.device import NAMED_DEVICES
+from cupy_fa2.kernel.forward import Operand
 from cupy_fa2.plan import forward_spec
-from cupy_fa2.spec import Operand
 
 #: One card per architecture: 80, 86, 89, 90, 100, 120.
 CARDS = [NAMED_DEVICES[name] for name in ("A100", "RTX 3090", "RTX 4090", "H200", "B200", "RTX 5090")]

@@ -79,7 +79,7 @@ def test_examples_run(example: Path) -> None:
 
 
 def test_numerics_document_states_the_default_slack() -> None:
-    from cupy_fa2.spec import FwdTile
+    from cupy_fa2.kernel.forward import FwdTile
 
     slack: Any = FwdTile(128, 64, 128, 128, 4).slack
     assert f"more than {slack} in log2" in (ROOT / "docs" / "numerics.md").read_text()

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import cupy_fa2
-from cupy_fa2 import __main__ as command
-from cupy_fa2 import ceiling, demo, measure, ptxsim, reference
+from cupy_fa2 import ptxsim, reference
+from cupy_fa2.cli import ceiling, demo, measure
+from cupy_fa2.cli import main as command
 from cupy_fa2.compile import CompileError, compile_source, gather_sources
 
 SMALL = ["--seqlen", "40", "--head-dim", "32"]
@@ -291,6 +292,6 @@ def test_gpu_run_where_the_comparison_does_not_fit(
     def too_big(*_: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr("cupy_fa2.demo.attention_by_hand", too_big)
+    monkeypatch.setattr("cupy_fa2.cli.demo.attention_by_hand", too_big)
     assert command.main(["--seqlen", "512", "--heads", "2", "--causal"]) == 0
     assert "not run: needs more than the" in capsys.readouterr().out

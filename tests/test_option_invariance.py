@@ -6,7 +6,7 @@ from conftest import example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupy_fa2 import plan
+from cupy_fa2.plan import forward as plan
 from cupy_fa2.testing import OPERAND_STORAGES, assert_attention_close, attention_examples, host
 
 SIMULATED = attention_examples(max_seqlen=70, max_heads=4, max_head_dim=32, max_work=1 << 19, options=True)

@@ -13,7 +13,7 @@ from conftest import example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupy_fa2 import operands
+from cupy_fa2.call import operands
 from cupy_fa2.testing import (
     DTYPES,
     OPERAND_AXES,

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from cupy_fa2.compile import gather_sources, source_root
-from cupy_fa2.spec import FwdTile, KernelSpec
+from cupy_fa2.kernel.forward import FwdTile, KernelSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = KernelSpec(FwdTile(128, 64, 128, 128, 4), "f16", "f16")
@@ -31,7 +31,7 @@ if sys.argv[1]:
 sys.path.append(sys.argv[2])
 import cupy_fa2
 from cupy_fa2.compile import gather_sources, source_root
-from cupy_fa2.spec import FwdTile, KernelSpec
+from cupy_fa2.kernel.forward import FwdTile, KernelSpec
 spec = KernelSpec(FwdTile(128, 64, 128, 128, 4), "f16", "f16")
 print(json.dumps([cupy_fa2.__file__, str(source_root()), gather_sources(spec.render())]))
 """
@@ -105,7 +105,7 @@ def test_wheel_holds_everything(wheel: Path) -> None:
         assert module.relative_to(ROOT).as_posix() in names
     assert not [name for name in names if "__pycache__" in name or name.startswith(("tests/", "bench/", "docs/"))]
     assert any(name.endswith("/licenses/LICENSE") for name in names)
-    assert "cupy-fa2 = cupy_fa2.__main__:main" in entry_points
+    assert "cupy-fa2 = cupy_fa2.cli.main:main" in entry_points
 
 
 def test_wheel_names_no_path_of_the_building_machine(wheel: Path) -> None:
@@ -179,7 +179,7 @@ def test_import_touches_no_gpu() -> None:
     """B087: importing loads neither CuPy nor a CUDA library, so that it can make no context."""
     code = """
 import json, sys
-import cupy_fa2, cupy_fa2.testing, cupy_fa2.reference, cupy_fa2.ptxsim, cupy_fa2.__main__
+import cupy_fa2, cupy_fa2.testing, cupy_fa2.reference, cupy_fa2.ptxsim, cupy_fa2.cli.main
 with open("/proc/self/maps") as maps:
     libraries = sorted({line.split()[-1] for line in maps if "libcuda" in line or "libnvrtc" in line})
 modules = sorted(name for name in sys.modules if name.split(".")[0] in ("cupy", "cupy_backends", "torch"))

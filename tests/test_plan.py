@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from cupy_fa2.device import NAMED_DEVICES, named_device
-from cupy_fa2.heuristics.feasible import accumulator_registers, blocks_by_shared_memory, infeasible
-from cupy_fa2.heuristics.pick import forward_candidates, pick_forward
-from cupy_fa2.params import FWD_PARAMS, FwdBindings
-from cupy_fa2.plan import MOST_HEADS_PER_GROUP, encode_forward, forward_spec, heads_per_group, plan_forward
+from cupy_fa2.kernel.forward import Features, FwdTile, KernelSpec, Operand
+from cupy_fa2.kernel.params import FWD_PARAMS
+from cupy_fa2.plan.feasible import accumulator_registers, blocks_by_shared_memory, infeasible
+from cupy_fa2.plan.forward import MOST_HEADS_PER_GROUP, encode_forward, forward_spec, heads_per_group, plan_forward
+from cupy_fa2.plan.pick import forward_candidates, pick_forward
 from cupy_fa2.problem import Problem
-from cupy_fa2.spec import Features, FwdTile, KernelSpec, Operand
 
 DIMS = range(16, 257, 16)
 
@@ -211,7 +211,9 @@ def test_the_arguments_say_what_the_problem_says():
         dtype=ml_dtypes.bfloat16, causal=True, softmax_scale=-0.5, align=-3,
     )  # fmt: skip
     plan = plan_forward(p, named_device("A100"))
-    args = np.frombuffer(encode_forward(p, plan, FwdBindings(1, 2, 3, 4, 5, diagonal_offsets=6)), FWD_PARAMS.dtype)[0]
+    args = np.frombuffer(
+        encode_forward(p, plan, {"q": 1, "k": 2, "v": 3, "out": 4, "lse": 5, "diagonal_offsets": 6}), FWD_PARAMS.dtype
+    )[0]
     assert [args[name] for name in ("q", "k", "v", "out", "lse", "diagonal_offsets")] == [1, 2, 3, 4, 5, 6]
     assert [args[f"q_stride_{axis}"] for axis in ("batch", "seq", "head")] == [5 * 6 * 40, 6 * 40, 40]
     assert [args[f"k_stride_{axis}"] for axis in ("batch", "seq", "head")] == [9 * 3 * 40, 3 * 40, 40]
@@ -226,7 +228,7 @@ def test_the_arguments_say_what_the_problem_says():
 
 def test_a_zero_scale_stays_out_of_the_exponent():
     p = problem(softmax_scale=0)
-    args = encode_forward(p, plan_forward(p, named_device("A100")), FwdBindings())
+    args = encode_forward(p, plan_forward(p, named_device("A100")), {})
     assert np.frombuffer(args, FWD_PARAMS.dtype)[0]["scale_log2"] == np.finfo(np.float32).tiny
 
 

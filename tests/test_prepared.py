@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cupy_fa2 import call
+from cupy_fa2.call import flow as call
 from cupy_fa2.device import named_device
-from cupy_fa2.options import Options
-from cupy_fa2.params import FWD_PARAMS
+from cupy_fa2.kernel.params import FWD_PARAMS
+from cupy_fa2.problem.options import Options
 
 ADDRESSES = itertools.count(1 << 20, 1 << 20)
 
@@ -70,7 +70,7 @@ def preparations(monkeypatch):
 
     monkeypatch.setattr(call, "_prepare", prepare)
     monkeypatch.setattr(call, "_prepared", {})
-    monkeypatch.setattr("cupy_fa2.operands.refuse_capture", lambda *words: None)
+    monkeypatch.setattr("cupy_fa2.call.operands.refuse_capture", lambda *words: None)
     return seen
 
 
@@ -164,7 +164,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(call, "cuda_device", lambda device_id: named_device("H200"))
     monkeypatch.setattr(call, "load_cuda", lambda plan, device_id: kernel)
     monkeypatch.setattr(call, "encode_cuda", lambda address, box: bytes(128))
-    monkeypatch.setattr("cupy_fa2.operands.refuse_capture", lambda *words: None)
+    monkeypatch.setattr("cupy_fa2.call.operands.refuse_capture", lambda *words: None)
     return seen
 
 
@@ -246,7 +246,7 @@ def test_nothing_is_copied_under_capture(launched, monkeypatch, name, value):
     def refuse(what, remedy):
         raise RuntimeError(f"{what}; {remedy}")
 
-    monkeypatch.setattr("cupy_fa2.operands.refuse_capture", refuse)
+    monkeypatch.setattr("cupy_fa2.call.operands.refuse_capture", refuse)
     launch(seqlens_k=zeros(2, dtype=np.int32), dropout_p=0.5, dropout_seed=3)
     with pytest.raises(RuntimeError, match=f"^{name} has to be"):
         launch(**{name: value})

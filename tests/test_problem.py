@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from cupy_fa2.device import named_device
-from cupy_fa2.params import FWD_PARAMS, MAX_WINDOW, FwdBindings
+from cupy_fa2.kernel.forward import Operand
+from cupy_fa2.kernel.params import FWD_PARAMS, MAX_WINDOW
 from cupy_fa2.plan import encode_forward, plan_forward
 from cupy_fa2.problem import Problem
-from cupy_fa2.spec import Operand
 
 BATCH, SEQLEN_Q, SEQLEN_K, HEADS = 2, 6, 8, 4
 A100, H200 = named_device("A100"), named_device("H200")
@@ -32,7 +32,7 @@ def problem(batch=BATCH, seqlen_q=SEQLEN_Q, seqlen_k=SEQLEN_K, dtype=np.float16,
 
 
 def arguments(p, **bindings):
-    return np.frombuffer(encode_forward(p, plan_forward(p, A100), FwdBindings(**bindings)), FWD_PARAMS.dtype)[0]
+    return np.frombuffer(encode_forward(p, plan_forward(p, A100), bindings), FWD_PARAMS.dtype)[0]
 
 
 @pytest.mark.parametrize(("options", "left", "right", "kernel"), [

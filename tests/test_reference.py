@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cupy_fa2 import definition, reference
+from cupy_fa2 import reference
+from cupy_fa2.reference import definition
 
 
 def direct(q, k, v, *, causal=False, align="bottom-right", softmax_scale=None):

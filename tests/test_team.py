@@ -9,10 +9,11 @@ import pytest
 from conftest import example
 
 import cupy_fa2
-from cupy_fa2 import call, plan
+from cupy_fa2.call import flow as call
 from cupy_fa2.compile import build, nvrtc_version
-from cupy_fa2.heuristics.pick import Choice
-from cupy_fa2.spec import FwdTile, KernelSpec
+from cupy_fa2.kernel.forward import FwdTile, KernelSpec
+from cupy_fa2.plan import forward as plan
+from cupy_fa2.plan.pick import Choice
 from cupy_fa2.testing import assert_attention_close
 
 #: card, block_m, block_n, num_warps, stages, how K and V come.

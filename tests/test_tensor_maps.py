@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cupy_fa2
-from cupy_fa2 import call
+from cupy_fa2.call import flow as call
+from cupy_fa2.call.tensormap import key_value_boxes
 from cupy_fa2.device import named_device
 from cupy_fa2.plan import plan_forward
 from cupy_fa2.problem import Problem
-from cupy_fa2.tensormap import key_value_boxes
 from cupy_fa2.testing import DTYPES, Example, assert_attention_close, poisoned
 
 H200 = named_device("H200")

@@ -18,6 +18,12 @@ struct bf16 {
   u16 bits;
 };
 
+// What cuTensorMapEncodeTiled of the CUDA driver writes, a field of argument structs: an array's address, sizes and
+// strides, and the box that a copy takes.
+struct alignas(64) TensorMap {
+  u64 opaque[16];
+};
+
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
 constexpr float kLowest = -3.40282347e38f;     // the lowest finite float
 constexpr float kLn2 = 0.693147180559945309f;  // the softmax works in base 2, scores and `lse` are natural

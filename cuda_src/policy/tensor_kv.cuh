@@ -8,18 +8,8 @@
 
 namespace fa2 {
 
-// What cuTensorMapEncodeTiled writes: an array's address, sizes and strides, and the box that a copy takes.
-struct alignas(64) TensorMap {
-  u64 opaque[16];
-};
-
 // The maps describe (head_dim, seqlen, heads, batch), innermost first, with boxes of 64 x block_n x 1 x 1 and the
 // 128-byte swizzle, which is that of a 64-wide panel (tile.cuh) where the panel begins at a multiple of 1024 bytes.
-struct FwdTensorParams : FwdParams {
-  TensorMap k_map, v_map;
-};
-static_assert(sizeof(FwdTensorParams) == kFwdTensorParamsBytes);
-
 struct TensorKV {
   using Params = FwdTensorParams;
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from cupy_fa2.cli.measure import median_ms
 from cupy_fa2.compile import compile_source, gather_sources
 from cupy_fa2.device import cuda_device
-from cupy_fa2.measure import median_ms
 
 __all__ = ["FLOP_PER_MMA", "WARPS", "ceiling_unit", "mma_ceiling"]
 

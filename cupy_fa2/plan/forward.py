@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import functools
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from cupy_fa2.device import Device
-from cupy_fa2.heuristics.feasible import accumulator_registers, blocks_by_shared_memory
-from cupy_fa2.heuristics.pick import pick_forward
-from cupy_fa2.params import ABI_VERSION, DROPOUT_ONE, FWD_PARAMS, MAX_WINDOW, FwdBindings
+from cupy_fa2.kernel.forward import Features, KernelSpec
+from cupy_fa2.kernel.params import ABI_VERSION, FWD_PARAMS, FWD_TENSOR_PARAMS
+from cupy_fa2.plan.feasible import accumulator_registers, blocks_by_shared_memory
+from cupy_fa2.plan.pick import pick_forward
 from cupy_fa2.problem import Problem
-from cupy_fa2.spec import Features, KernelSpec
 
 __all__ = ["MAX_GRID", "Plan", "encode_forward", "forward_spec", "heads_per_group", "plan_forward"]
 
@@ -23,10 +21,6 @@ MAX_GRID = 2**31 - 1
 
 #: Of short sequences more heads would fit L2, and are slower: docs/notebook.md, 25.
 MOST_HEADS_PER_GROUP = 32
-
-_LOG2_E = math.log2(math.e)
-_SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
-_PACKER = FWD_PARAMS.packer
 
 
 @dataclass(frozen=True)
@@ -184,45 +178,15 @@ def heads_per_group(problem: Problem, plan: Plan) -> int:
     return -(-heads // groups)
 
 
-def encode_forward(problem: Problem, plan: Plan, bindings: FwdBindings) -> bytes:
-    """The argument struct ``FwdParams`` of one launch."""
-    # Zero keeps the scores' order of magnitude out of the exponent just as the smallest normal number does, and times
-    # -inf it would be NaN. The sign is the kernel's (`negate`).
-    scale_log2 = max(abs(problem.softmax_scale) * _LOG2_E, _SMALLEST_NORMAL)
+def encode_forward(problem: Problem, plan: Plan, bindings: Mapping[str, Any]) -> bytes:
+    """The argument struct of one launch; `bindings` are addresses, the seed, and tensor maps, 0 where left out."""
     group = heads_per_group(problem, plan)
-    return _PACKER.pack(
-        ABI_VERSION,
-        problem.batch,
-        *(bindings.q, bindings.k, bindings.v, bindings.out, bindings.lse),
-        *problem.strides_q,
-        *problem.strides_k,
-        *problem.strides_v,
-        *problem.strides_out,
-        problem.num_heads * problem.seqlen_q,
-        problem.seqlen_q,
-        1,
-        *(bindings.seqlens_q, bindings.seqlens_k, bindings.diagonal_offsets),
-        *(bindings.alibi_slopes, *problem.strides_alibi),
-        *(bindings.bias, *problem.strides_bias),
-        *(bindings.mask, *problem.strides_mask),
-        *(bindings.sinks, problem.stride_sinks),
-        *(bindings.dropout_seed_array, bindings.dropout_seed),
-        problem.num_heads,
-        problem.num_heads // max(problem.num_heads_k, 1),
-        plan.num_m_blocks,
-        group,
-        group * plan.num_m_blocks,
-        problem.seqlen_q,
-        problem.seqlen_k,
-        problem.head_dim,
-        problem.head_dim_v,
-        problem.diagonal or 0,
-        problem.diagonal_from_end,
-        MAX_WINDOW if problem.window_left is None else problem.window_left,
-        MAX_WINDOW if problem.window_right is None else problem.window_right,
-        problem.softmax_scale,
-        problem.softcap or 0.0,
-        problem.dropout_threshold,
-        DROPOUT_ONE / problem.dropout_threshold,
-        scale_log2,
-    )
+    params = FWD_TENSOR_PARAMS if plan.spec.kv == "tensor" else FWD_PARAMS
+    values = {
+        "abi_version": ABI_VERSION,
+        **problem.values,
+        "num_m_blocks": plan.num_m_blocks,
+        "heads_per_group": group,
+        "blocks_per_group": group * plan.num_m_blocks,
+    }
+    return params.template({**values, **bindings})

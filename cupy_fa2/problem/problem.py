@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from cupy_fa2.options import (
+from cupy_fa2.kernel.forward import Features, Operand
+from cupy_fa2.kernel.params import DROPOUT_ONE, MAX_WINDOW
+from cupy_fa2.problem.options import (
     LAYOUTS,
     Options,
     check_align,
@@ -29,8 +31,7 @@ from cupy_fa2.options import (
     check_softcap,
     check_window,
 )
-from cupy_fa2.params import DROPOUT_ONE
-from cupy_fa2.qkv import (
+from cupy_fa2.problem.qkv import (
     IN_DTYPES,
     check_input,
     check_out,
@@ -42,11 +43,15 @@ from cupy_fa2.qkv import (
     padded_strides,
     stores_vectors,
 )
-from cupy_fa2.spec import Features, Operand
 
 __all__ = ["Problem"]
 
 _FLOAT32, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
+_SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
+
+
+def _named(array: str, axes: tuple[str, ...], strides: tuple[int, ...]) -> dict[str, int | float]:
+    return {f"{array}_stride_{axis}": stride for axis, stride in zip(axes, strides, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,40 @@ class Problem:
             padded=self.seqlens_q or self.seqlens_k,
             dropout=self.dropout_threshold < DROPOUT_ONE,
         )
+
+    @property
+    def values(self) -> dict[str, int | float]:
+        """Fields of ``AttentionParams`` and the results' strides that the problem alone decides."""
+        # Zero keeps the scores' order of magnitude out of the exponent just as the smallest normal number does, and
+        # times -inf it would be NaN. The sign is the kernel's (`negate`).
+        scale_log2 = max(abs(self.softmax_scale) * math.log2(math.e), _SMALLEST_NORMAL)
+        return {
+            "batch": self.batch,
+            **_named("q", ("batch", "seq", "head"), self.strides_q),
+            **_named("k", ("batch", "seq", "head"), self.strides_k),
+            **_named("v", ("batch", "seq", "head"), self.strides_v),
+            **_named("out", ("batch", "seq", "head", "dim"), self.strides_out),
+            **_named("lse", ("batch", "head", "seq"), (self.num_heads * self.seqlen_q, self.seqlen_q, 1)),
+            **_named("alibi", ("batch", "head"), self.strides_alibi),
+            **_named("bias", ("batch", "head", "seq", "key"), self.strides_bias),
+            **_named("mask", ("batch", "head", "seq", "key"), self.strides_mask),
+            "sinks_stride": self.stride_sinks,
+            "num_heads": self.num_heads,
+            "heads_per_kv": self.num_heads // max(self.num_heads_k, 1),
+            "seqlen_q": self.seqlen_q,
+            "seqlen_k": self.seqlen_k,
+            "head_dim": self.head_dim,
+            "head_dim_v": self.head_dim_v,
+            "diagonal_offset": self.diagonal or 0,
+            "diagonal_from_end": int(self.diagonal_from_end),
+            "window_left": MAX_WINDOW if self.window_left is None else self.window_left,
+            "window_right": MAX_WINDOW if self.window_right is None else self.window_right,
+            "softmax_scale": self.softmax_scale,
+            "softcap": self.softcap or 0.0,
+            "dropout_threshold": self.dropout_threshold,
+            "dropout_rescale": DROPOUT_ONE / self.dropout_threshold,
+            "scale_log2": scale_log2,
+        }
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupy_fa2.dropout import threshold
-from cupy_fa2.params import DROPOUT_ONE, MAX_SEQLEN, MAX_WINDOW
-from cupy_fa2.spec import Operand
+from cupy_fa2.kernel.forward import Operand
+from cupy_fa2.kernel.params import DROPOUT_ONE, MAX_SEQLEN, MAX_WINDOW
 
 __all__ = [
     "LAYOUTS",

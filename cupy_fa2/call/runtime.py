@@ -18,9 +18,9 @@ import numpy as np
 from cupy_fa2 import ptxsim
 from cupy_fa2.compile import Binary, build, gather_sources
 from cupy_fa2.device import Device, named_device
-from cupy_fa2.params import FWD_PARAMS, FWD_TENSOR_PARAMS_BYTES
+from cupy_fa2.kernel.forward import ENTRY, KernelSpec
+from cupy_fa2.kernel.params import FWD_PARAMS, FWD_TENSOR_PARAMS
 from cupy_fa2.plan import Plan
-from cupy_fa2.spec import ENTRY, KernelSpec
 
 __all__ = ["CupyKernel", "SimKernel", "Simulator", "current_simulator", "load_cuda", "load_simulated", "simulator"]
 
@@ -41,7 +41,7 @@ class CupyKernel:
         import cupy
 
         self.spec = spec
-        self._struct = np.dtype(("V", FWD_TENSOR_PARAMS_BYTES if spec.kv == "tensor" else FWD_PARAMS.dtype.itemsize))
+        self._struct = np.dtype(("V", (FWD_TENSOR_PARAMS if spec.kv == "tensor" else FWD_PARAMS).size))
         self.binary: Binary = build(spec, device.target)
         # RawModule reads a file. The cache's entries carry more than the cubin, and the cache may be read-only.
         # CuPy remembers modules by their path, so the path has to say what is in the file.

@@ -11,10 +11,10 @@ import numpy as np
 
 from cupy_fa2 import reference
 from cupy_fa2.api import flash_attention
-from cupy_fa2.ceiling import mma_ceiling
+from cupy_fa2.cli.ceiling import mma_ceiling
+from cupy_fa2.cli.measure import attention_by_hand, attention_flop, median_ms, peak_bytes
 from cupy_fa2.compile import build
 from cupy_fa2.device import Device
-from cupy_fa2.measure import attention_by_hand, attention_flop, median_ms, peak_bytes
 from cupy_fa2.plan import plan_forward
 from cupy_fa2.problem import Problem
 from cupy_fa2.testing import lse_tolerance, random_qkv, sample_rows, tolerance

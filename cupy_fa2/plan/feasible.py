@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cupy_fa2.device import Device
-from cupy_fa2.spec import FwdTile
+from cupy_fa2.kernel.forward import FwdTile
 
 __all__ = ["accumulator_registers", "blocks_by_shared_memory", "infeasible"]
 

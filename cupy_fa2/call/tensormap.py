@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cupy_fa2.params import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, TENSOR_MAPS_AT, FwdBindings
+from cupy_fa2.kernel.params import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES
 from cupy_fa2.plan import Plan, encode_forward
 from cupy_fa2.problem import Problem
 
@@ -54,15 +54,15 @@ def key_value_boxes(problem: Problem, plan: Plan) -> tuple[TensorBox, TensorBox]
 def arguments(
     problem: Problem,
     plan: Plan,
-    bindings: FwdBindings,
+    bindings: Mapping[str, Any],
     encode: Callable[[int, TensorBox], bytes],
 ) -> bytes:
     """All arguments of one launch, as `encode_forward` has them; with the maps of k and v, if the kernel takes them."""
-    args = encode_forward(problem, plan, bindings)
     if plan.spec.kv != "tensor":
-        return args
-    boxes = key_value_boxes(problem, plan)
-    return args.ljust(TENSOR_MAPS_AT, b"\0") + encode(bindings.k, boxes[0]) + encode(bindings.v, boxes[1])
+        return encode_forward(problem, plan, bindings)
+    k_box, v_box = key_value_boxes(problem, plan)
+    maps = {"k_map": encode(bindings["k"], k_box), "v_map": encode(bindings["v"], v_box)}
+    return encode_forward(problem, plan, {**bindings, **maps})
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cupy_fa2 import ptxsim
-from cupy_fa2.arrays import (
+from cupy_fa2.call.arrays import (
     address_of,
     adopt,
     check_overlap,
@@ -24,25 +24,28 @@ from cupy_fa2.arrays import (
     packed,
     span,
 )
+from cupy_fa2.call.operands import FIELDS, Extras, device_pointer, host_operands, readable
+from cupy_fa2.call.runtime import CupyKernel, current_simulator, load_cuda, refuse_capture
+from cupy_fa2.call.tensormap import TensorBox, arguments, encode_cuda, key_value_boxes
 from cupy_fa2.device import cuda_device
-from cupy_fa2.operands import FIELDS, Extras, device_pointer, host_operands, readable
-from cupy_fa2.options import Options, check_bool, seed_bits
-from cupy_fa2.params import FWD_PARAMS, FWD_TENSOR_PARAMS_BYTES, TENSOR_MAPS_AT, FwdBindings
+from cupy_fa2.kernel.params import FWD_PARAMS, FWD_TENSOR_PARAMS
 from cupy_fa2.plan import Plan, encode_forward, plan_forward
 from cupy_fa2.problem import Problem
-from cupy_fa2.qkv import OUT_DTYPES
-from cupy_fa2.runtime import CupyKernel, current_simulator, load_cuda, refuse_capture
-from cupy_fa2.tensormap import TensorBox, arguments, encode_cuda, key_value_boxes
+from cupy_fa2.problem.options import Options, check_bool, seed_bits
+from cupy_fa2.problem.qkv import OUT_DTYPES
 
 __all__ = ["flash_attention"]
 
 SIMULATOR_LIMIT = 1e9  # multiply-adds that just run: half a minute at most
 
 _OUT_NUMPY = {name: dtype for dtype, name in OUT_DTYPES.items()}
-_POINTERS = struct.Struct("<5Q")  # q, k, v, out, lse, adjacent in FwdParams
+_POINTERS = struct.Struct("<3Q")  # q, k, v, adjacent
+_RESULTS = struct.Struct("<2Q")  # out, lse
 _POINTERS_AT = FWD_PARAMS.offset("q")
 _FIELD = struct.Struct("<Q")  # any other address, or the seed
-_FIELDS_AT = {name: FWD_PARAMS.offset(name) for name in FwdBindings._fields}
+_OUT_AT = FWD_PARAMS.offset("out")
+_FIELDS_AT = {field.name: FWD_PARAMS.offset(field.name) for field in FWD_PARAMS.fields}
+_MAPS_AT = FWD_TENSOR_PARAMS.offset("k_map")
 
 _MAX_PREPARED = 4096
 _MAX_MAPS = 64  # of each
@@ -153,13 +156,14 @@ def _launch(cupy: Any, q: Any, k: Any, v: Any, options: Options) -> Any:
             q, k, v = (packed(cupy, x) if copied else x for x, copied in zip((q, k, v), problem.copied, strict=True))
             q_ptr, k_ptr, v_ptr = q.data.ptr, k.data.ptr, v.data.ptr
         args = bytearray(call.args)
-        _POINTERS.pack_into(args, _POINTERS_AT, q_ptr, k_ptr, v_ptr, out.data.ptr, 0 if lse is None else lse.data.ptr)
+        _POINTERS.pack_into(args, _POINTERS_AT, q_ptr, k_ptr, v_ptr)
+        _RESULTS.pack_into(args, _OUT_AT, out.data.ptr, 0 if lse is None else lse.data.ptr)
         if extras is not None:
             _FIELD.pack_into(args, _FIELDS_AT["dropout_seed"], extras.seed)
             for name, x in operands.items():
                 _FIELD.pack_into(args, _FIELDS_AT[FIELDS[name]], x.data.ptr)
         if call.boxes is not None:
-            args[TENSOR_MAPS_AT:] = call.tensor_maps(k_ptr, v_ptr)
+            args[_MAPS_AT:] = call.tensor_maps(k_ptr, v_ptr)
         call.kernel(call.plan, args)
     return out if lse is None else (out, lse)
 
@@ -176,10 +180,9 @@ def _prepare(key: tuple[Any, ...], q: Any, k: Any, v: Any, options: Options, ope
     )
     plan = plan_forward(problem, cuda_device(device_id))
     kernel = load_cuda(plan, device_id)
-    args = encode_forward(problem, plan, FwdBindings())
+    args = encode_forward(problem, plan, {})
     boxes = None
     if plan.spec.kv == "tensor":
-        args = args.ljust(FWD_TENSOR_PARAMS_BYTES, b"\0")
         boxes = key_value_boxes(problem, plan)
     spans = tuple(span(x) for x in (q, k, v, q if out is None else out))
     operand_spans = {name: span(x) for name, x in operands.items() if not isinstance(x, np.ndarray)}
@@ -232,8 +235,7 @@ def _simulate(q: Any, k: Any, v: Any, options: Options) -> Any:
         bound["lse"] = 0 if lse is None else memory.bind(lse, "lse", writable=True)
         bound |= {FIELDS[name]: memory.bind(x, name) for name, x in operands.items()}
         seed = 0 if "dropout_seed" in operands else seed_bits(options.dropout_seed)
-        bindings = FwdBindings(**bound, dropout_seed=seed)
-        simulator.run(plan, arguments(problem, plan, bindings, _simulated_map), memory)
+        simulator.run(plan, arguments(problem, plan, {**bound, "dropout_seed": seed}, _simulated_map), memory)
     return out if lse is None else (out, lse)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cupy_fa2.device import Device
-from cupy_fa2.heuristics.feasible import infeasible
-from cupy_fa2.heuristics.tuned import table
-from cupy_fa2.spec import Features, FwdTile
+from cupy_fa2.kernel.forward import Features, FwdTile
+from cupy_fa2.plan.feasible import infeasible
+from cupy_fa2.plan.tuned import table
 
 __all__ = ["Choice", "forward_candidates", "pick_forward"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from cupy_fa2.params import MAX_SEQLEN
+from cupy_fa2.kernel.params import MAX_SEQLEN
 
 __all__ = [
     "IN_DTYPES",

@@ -20,7 +20,7 @@ its value still meets a weight of zero, and 0 x NaN is NaN: what `out` is then d
 kernel skips, so this module defines `out` for hidden values that are finite. A key that does not exist is never looked
 at.
 
-The formulas in code are `cupy_fa2.definition`; which probabilities dropout keeps is `cupy_fa2.dropout`.
+The formulas in code are `cupy_fa2.reference.definition`; which probabilities dropout keeps is `cupy_fa2.dropout`.
 
 References
 ----------
@@ -35,7 +35,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cupy_fa2.definition import Array, Call, Ints, Layout, Options, host
+from cupy_fa2.reference.definition import Array, Call, Ints, Layout, Options, host
 
 __all__ = [
     "Array",

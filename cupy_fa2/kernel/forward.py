@@ -151,7 +151,7 @@ class Features:
 
     @property
     def load(self) -> int:
-        """How many registers of the main loop they take, in a coarse unit: see `heuristics.pick`."""
+        """How many registers of the main loop they take, in a coarse unit: see `plan.pick`."""
         modifiers = (self.negate, self.softcap, self.scaled, self.alibi)
         operands = (1 + x.rows + 3 * (not x.pairs) for x in (self.bias, self.mask) if x is not None)
         return sum(modifiers) + sum(operands) + 2 * self.dropout

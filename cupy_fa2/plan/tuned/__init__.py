@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from cupy_fa2.heuristics.tuned import sm80, sm86, sm90, sm100
+from cupy_fa2.plan.tuned import sm80, sm86, sm90, sm100
 
 __all__ = ["table"]
 

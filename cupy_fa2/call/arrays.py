@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_fa2.qkv import padded_head_dim
+from cupy_fa2.problem.qkv import padded_head_dim
 
 __all__ = [
     "address_of",

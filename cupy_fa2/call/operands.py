@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupy_fa2.arrays import address_of, adopt, check_overlap
-from cupy_fa2.options import Options, check_dropout, check_softcap, check_window, seed_bits
-from cupy_fa2.params import MAX_SEQLEN
+from cupy_fa2.call.arrays import address_of, adopt, check_overlap
+from cupy_fa2.call.runtime import refuse_capture
+from cupy_fa2.kernel.params import MAX_SEQLEN
 from cupy_fa2.problem import Problem
-from cupy_fa2.runtime import refuse_capture
+from cupy_fa2.problem.options import Options, check_dropout, check_softcap, check_window, seed_bits
 
 __all__ = ["FIELDS", "Extras", "device_pointer", "host_operands", "readable"]
 

@@ -1,0 +1,1 @@
+"""``python -m cupy_fa2`` and what it measures."""
