@@ -1,4 +1,4 @@
-"""Arrays as the kernels can take them: adopted from other libraries, copied where they must be, apart from `out`."""
+"""Arrays as kernels can take them: adopted from other libraries, copied where they must be, apart from results."""
 
 from __future__ import annotations
 
