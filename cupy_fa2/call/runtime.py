@@ -73,7 +73,7 @@ class SimKernel:
 
     def __init__(self, spec: KernelSpec, device: Device) -> None:
         self.spec = spec
-        self._device = ptxsim.Device(device.name, device.shared_per_block)
+        self._card = ptxsim.Card(device.name, device.shared_per_block)
         binary = build(spec, device.virtual_target, line_info=True)
         self._kernel = ptxsim.parse_kernel(binary.ptx, entry=ENTRY, sources=gather_sources(spec.render()))
 
@@ -86,7 +86,7 @@ class SimKernel:
             shared_bytes=plan.shared_bytes,
             params=bytes(args),
             memory=memory,
-            device=self._device,
+            card=self._card,
         )
 
 
