@@ -414,7 +414,7 @@ def test_launches_that_cannot_be() -> None:
         (".visible .entry k() { bra NOWHERE; }", "NOWHERE"),
         (".visible .entry k() { mov.u32 %r1, 0; }", "%r1"),
         (".visible .entry k() { .reg .b32 %r<2>; mov.u32 %r2, 0; }", "%r2"),
-        (".visible .entry k() { .reg .b32 x; mov.u32 x, y; }", "y"),
+        (".visible .entry k() { .reg .b32 x; mov.u32 x, y; }", "neither .* variable: y"),
         (".visible .entry k() { .local .b8 depot[8]; ret; }", "local memory"),
         (".visible .entry k() { .reg .b128 x; ret; }", "b128"),
         (".visible .entry k() { .surprise; ret; }", "surprise"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..errors import Frame
@@ -135,13 +135,18 @@ class SharedVariable:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A parsed kernel, ready to be launched any number of times."""
+    """A parsed kernel, ready to be launched any number of times.
+
+    `variables` are those of the module, outside of its kernels: initial bytes by name. A kernel that touches one is not
+    supported.
+    """
 
     name: str
     params: tuple[Param, ...]
     shared: tuple[SharedVariable, ...]
     registers: tuple[tuple[str, int], ...] = field(repr=False)
     instructions: tuple[Instruction, ...] = field(repr=False)
+    variables: Mapping[str, bytes] = field(default_factory=dict, repr=False, hash=False)
 
     @property
     def param_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""PTX text -> Kernel: parameters, shared memory and decoded operands, each instruction with its source line.
+"""PTX text -> Kernel: parameters, variables and decoded operands, each instruction with its source line.
 
 Written for what NVRTC emits, inline assembly included. What it does not know is a ParseError, never skipped.
 """
@@ -6,7 +6,6 @@ Written for what NVRTC emits, inline assembly included. What it does not know is
 from __future__ import annotations
 
 import re
-import struct
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,6 +28,8 @@ from .kernel import (
     Vector,
     used_registers,
 )
+from .literals import literal
+from .variables import module_variables
 
 
 def parse_kernel(ptx: str | bytes, entry: str, sources: Mapping[str, str] | None = None) -> Kernel:
@@ -73,7 +74,6 @@ _SHARED = re.compile(r"(\.extern\s+)?\.shared\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
 _INSTRUCTION = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,{}\[\]]+")
-_INTEGER = re.compile(r"([+-]?)(0[xX][\da-fA-F]+|\d+)U?$")
 _RANGE = re.compile(r"(%?[A-Za-z_$][\w$]*?)<(\d+)>$")
 _SPECIAL = re.compile(r"%(?:(?:n?tid|n?ctaid)\.[xyz]|laneid|warpid|nwarpid|lanemask_\w\w|dynamic_smem_size|clock\w*)$")
 
@@ -114,11 +114,13 @@ class _Body:
         self.labels: dict[str, int] = {}
         #: Where the function that a position belongs to was inlined, to rebuild the chain of callers.
         self.callers: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.shared = {m[4]: m for m in _SHARED.finditer(text)}
+        self.variables = module_variables(text)
+        self.params: tuple[Param, ...] = ()
         self.symbols = set[str]()
 
     def kernel(self, params: tuple[Param, ...]) -> Kernel:
-        shared = {m[4]: m for m in _SHARED.finditer(self.text)}
-        names = {p.name for p in params}
+        self.params = params
         pending: list[tuple[Instruction, str]] = []
         frames: tuple[Frame, ...] = ()
         position = self.start
@@ -142,21 +144,19 @@ class _Body:
                     break
         else:
             raise ParseError(f"the body of {self.entry} does not end")
-        unknown = sorted(self.symbols - names - shared.keys())
-        if unknown:
-            raise ParseError(f"neither a register, a parameter nor a shared variable: {', '.join(unknown)}")
-        variables = tuple(
+        shared = tuple(
             SharedVariable(
                 name,
                 TYPE_BYTES[m[3]] * int(m[5] or (0 if m[1] else 1)),
                 int(m[2] or TYPE_BYTES[m[3]]),
                 bool(m[1]),
             )
-            for name, m in shared.items()
+            for name, m in self.shared.items()
             if name in self.symbols
         )
         instructions = tuple(self.resolve(instruction, label) for instruction, label in pending)
-        return Kernel(self.entry, params, variables, tuple(self.registers), instructions)
+        known = {name: value for name, value in self.variables.items() if value is not None}
+        return Kernel(self.entry, params, shared, tuple(self.registers), instructions, known)
 
     def directive(self, text: str, position: int) -> None:
         words = text.split(None, 2)
@@ -216,7 +216,7 @@ class _Body:
             if base == "bra":
                 return Instruction(opcode, base, tuple(modifiers), (), predicate, line, text, frames), rest.strip()
             operands = tuple(self.operand(part.strip()) for part in _OPERAND.findall(rest) if not part.isspace())
-        except ParseError as error:
+        except (ParseError, UnsupportedInstruction) as error:
             error.line, error.text, error.frames = line, text, frames
             raise
         used = used_registers(base, modifiers, operands)
@@ -266,11 +266,18 @@ class _Body:
                 return self.new_register(text, bits)
             raise ParseError(f"undeclared register {text}")
         if first in "+-0123456789":
-            return _literal(text)
+            return literal(text)
         if re.fullmatch(r"[\w$]+", text):
-            self.symbols.add(text)
-            return Symbol(text)
+            return self.symbol(text)
         raise ParseError(f"unknown operand {text}")
+
+    def symbol(self, name: str) -> Symbol:
+        if name in self.variables:
+            raise UnsupportedInstruction(f"the module's variable {name} is read, written or has its address taken")
+        if name not in self.shared and all(name != param.name for param in self.params):
+            raise ParseError(f"neither a register, a parameter nor a shared variable: {name}")
+        self.symbols.add(name)
+        return Symbol(name)
 
     def address(self, text: str) -> Address:
         base, _, offset = text.partition("+")
@@ -278,17 +285,3 @@ class _Body:
         if not isinstance(operand, (Reg, Imm, Symbol)):
             raise ParseError(f"unknown address [{text}]")
         return Address(operand, int(offset or "0", 0))
-
-
-def _literal(text: str) -> Imm:
-    if text[:2] in ("0f", "0F") and len(text) == 10:
-        return Imm(int(text[2:], 16), 32)
-    if text[:2] in ("0d", "0D") and len(text) == 18:
-        return Imm(int(text[2:], 16), 64)
-    if match := _INTEGER.match(text):
-        value = int(match[2], 0) if match[2][:2] in ("0x", "0X") else int(match[2])
-        return Imm(-value if match[1] == "-" else value)
-    try:
-        return Imm(struct.unpack("<q", struct.pack("<d", float(text)))[0], 64)
-    except ValueError:
-        raise ParseError(f"unknown literal {text}") from None
