@@ -182,14 +182,14 @@ def test_widths_lengths_and_numbers_do_not_replan():
     """A plan is cached by what it depends on."""
     bias = array(SEQLEN_K)
     first = plan_forward(
-        problem(window=(3, 4), softcap=5, bias=bias, sinks=array(HEADS), dropout_p=0.1, dropout_seed=1), H200
+        problem(window=(3, 4), softcap=5, bias=bias, sinks=array(HEADS), dropout_p=0.1, dropout_seed=1).structure, H200
     )
     assert first is plan_forward(
         problem(
             window=(8, 1), softcap=6, bias=array(SEQLEN_K + 2), sinks=array(HEADS, strides=(5,)), dropout_p=0.3,
             dropout_seed=2, seqlen_k=SEQLEN_K + 2, align=-3,
-        ),
+        ).structure,
         H200,
     )  # fmt: skip
     for other in ({"window": (3, 4)}, {"softcap": 5}, {"bias": bias}, {"bias": array(SEQLEN_K, dtype=np.float16)}):
-        assert plan_forward(problem(**other), H200) is not plan_forward(problem(), H200)
+        assert plan_forward(problem(**other).structure, H200) is not plan_forward(problem().structure, H200)

@@ -30,7 +30,7 @@ class SimKernel:
     """The PTX of a kernel, ready to be simulated as a device would run it."""
 
     def __init__(self, spec: KernelSpec, device: Device) -> None:
-        self._device = ptxsim.Device(device.name, device.shared_per_block)
+        self._card = ptxsim.Card(device.name, device.shared_per_block)
         binary = build(spec, target(spec, device, virtual=True), line_info=True)
         self._kernel = ptxsim.parse_kernel(binary.ptx, entry=spec.entry, sources=gather_sources(spec.render()))
 
@@ -43,7 +43,7 @@ class SimKernel:
             shared_bytes=launch.shared_bytes,
             params=bytes(args),
             memory=memory,
-            device=self._device,
+            card=self._card,
         )
 
 
