@@ -45,7 +45,7 @@ class CudaKernel:
             # Setting an attribute loads the module on the current device, while the file is there.
             self._kernel.max_dynamic_shared_size_bytes = spec.shared_bytes
 
-    def __call__(self, launch: Launch, args: bytes | bytearray) -> None:
+    def __call__(self, launch: Launch, args: bytes | bytearray, place: CudaPlace) -> None:
         """Launch on the current stream of the current device."""
         struct = np.frombuffer(args, dtype=self._struct)  # one element: CuPy passes it by value
         self._kernel(launch.grid, launch.block, (struct,), shared_mem=launch.shared_bytes)
@@ -63,6 +63,7 @@ class CudaPlace:
         self._kernels: dict[KernelSpec, CudaKernel] = {}
         self._lock = threading.Lock()
 
+    virtual = False
     address = staticmethod(operator.attrgetter("data.ptr"))
 
     def adopt(self, name: str, x: Any, *, from_host: bool = False) -> Any:
@@ -111,10 +112,6 @@ class CudaPlace:
                 if kernel is None:
                     kernel = self._kernels[spec] = CudaKernel(spec, target(spec, self.device))
         return kernel
-
-    def launch(self, kernel: CudaKernel, launch: Launch, args: bytes | bytearray) -> None:
-        """Launch on the current stream."""
-        kernel(launch, args)
 
     def fill(self, x: Any, byte: int) -> None:
         """Set every byte, on the current stream."""

@@ -183,9 +183,13 @@ class ParamStruct:
         """Where a field begins, in bytes."""
         return self._offsets[name]
 
+    def field(self, name: str) -> Field:
+        """The field of that name."""
+        return next(field for field in self.fields if field.name == name)
+
     def pack_code(self, name: str) -> str:
         """A field's type in the words of `struct`."""
-        return next(_KINDS[field.kind].pack_code for field in self.fields if field.name == name)
+        return _KINDS[self.field(name).kind].pack_code
 
     def of_source(self, *sources: Source) -> tuple[Field, ...]:
         """The fields whose values come from there."""
@@ -259,37 +263,17 @@ ATTENTION_PARAMS = ParamStruct(
     (
         Field("abi_version", "u4", Source.CONSTANT, "ABI_VERSION of params.py"),
         Field("batch", "u4", Source.PROBLEM),
-        Field("q", "u8", Source.ADDRESS, "(batch, seqlen_q, num_heads, head_dim)"),
-        Field("k", "u8", Source.ADDRESS, "(batch, seqlen_k, num_heads_k, head_dim)"),
-        Field("v", "u8", Source.ADDRESS, "(batch, seqlen_k, num_heads_k, head_dim_v)"),
         *_strides("q", "batch", "seq", "head"),
         *_strides("k", "batch", "seq", "head"),
         *_strides("v", "batch", "seq", "head"),
-        # Per batch element, or null.
-        Field("seqlens_q", "u8", Source.ADDRESS, "(batch,) int32, clamped to [0, seqlen_q], or null: all are seqlen_q"),
-        Field("seqlens_k", "u8", Source.ADDRESS, "(batch,) int32, clamped to [0, seqlen_k], or null: all are seqlen_k"),
-        Field(
-            "diagonal_offsets",
-            "u8",
-            Source.ADDRESS,
-            "(batch,) int32: query i's diagonal is key i + offset; null: diagonal_offset",
-            argument="align",
-        ),
-        # Score modifiers, masks, sinks and dropout; each is read only by the kernels that have it.
-        Field("alibi_slopes", "u8", Source.ADDRESS, "(batch, num_heads) float32"),
         *_strides("alibi", "batch", "head"),
-        Field("bias", "u8", Source.ADDRESS, "(batch, num_heads, seqlen_q, seqlen_k) of the kernel's bias dtype"),
         *_strides(
             "bias", "batch", "head", "seq", "key", seq="from query to query", key="1 where the kernel reads pairs"
         ),
-        Field("mask", "u8", Source.ADDRESS, "(batch, num_heads, seqlen_q, seqlen_k) bytes: 0 hides, 1 does not"),
         *_strides(
             "mask", "batch", "head", "seq", "key", seq="from query to query", key="1 where the kernel reads pairs"
         ),
-        Field("sinks", "u8", Source.ADDRESS, "(num_heads,) float32: logits, natural, not scaled"),
         Field("sinks_stride", "i8", Source.PROBLEM),
-        Field("dropout_seed_array", "u8", Source.ADDRESS, "one uint64, or null: dropout_seed", argument="dropout_seed"),
-        Field("dropout_seed", "u8", Source.CALL),
         # Sizes.
         Field("num_heads", "u4", Source.PROBLEM),
         Field("heads_per_kv", "u4", Source.PROBLEM, "query heads that share a key head"),
@@ -312,6 +296,26 @@ ATTENTION_PARAMS = ParamStruct(
         Field("dropout_threshold", "u4", Source.PROBLEM, "1 to 65536: a probability is kept if its 16 bits are below"),
         Field("dropout_rescale", "f4", Source.PROBLEM, "65536 / dropout_threshold"),
         Field("scale_log2", "f4", Source.PROBLEM, "|softmax_scale| * log2(e), at least the smallest normal number"),
+        # What changes from launch to launch lies together, here and at the beginning of the derived structs. Arrays
+        # that a call does not have are null; each is read only by kernels that want it.
+        Field("seqlens_q", "u8", Source.ADDRESS, "(batch,) int32, clamped to [0, seqlen_q], or null: all are seqlen_q"),
+        Field("seqlens_k", "u8", Source.ADDRESS, "(batch,) int32, clamped to [0, seqlen_k], or null: all are seqlen_k"),
+        Field(
+            "diagonal_offsets",
+            "u8",
+            Source.ADDRESS,
+            "(batch,) int32: query i's diagonal is key i + offset; null: diagonal_offset",
+            argument="align",
+        ),
+        Field("alibi_slopes", "u8", Source.ADDRESS, "(batch, num_heads) float32"),
+        Field("bias", "u8", Source.ADDRESS, "(batch, num_heads, seqlen_q, seqlen_k) of the kernel's bias dtype"),
+        Field("mask", "u8", Source.ADDRESS, "(batch, num_heads, seqlen_q, seqlen_k) bytes: 0 hides, 1 does not"),
+        Field("sinks", "u8", Source.ADDRESS, "(num_heads,) float32: logits, natural, not scaled"),
+        Field("dropout_seed_array", "u8", Source.ADDRESS, "one uint64, or null: dropout_seed", argument="dropout_seed"),
+        Field("dropout_seed", "u8", Source.CALL),
+        Field("q", "u8", Source.ADDRESS, "(batch, seqlen_q, num_heads, head_dim)"),
+        Field("k", "u8", Source.ADDRESS, "(batch, seqlen_k, num_heads_k, head_dim)"),
+        Field("v", "u8", Source.ADDRESS, "(batch, seqlen_k, num_heads_k, head_dim_v)"),
     ),
 )
 
