@@ -154,6 +154,13 @@ class SharedMemory:
         self._words(4, 4)[offset // 16] = rows
         return offset
 
+    def peek(self, block: int, address: int, nbytes: int) -> Array:
+        """Bytes of one block as they lie there, by nobody's access: no rule applies."""
+        if not (self.layout.start <= address and 0 <= nbytes <= self.layout.end - address):
+            where = f"{self.layout.start:#x} to {self.layout.end:#x}"
+            raise ValueError(f"{nbytes} bytes at {address:#x}: shared memory is at {where}")
+        return self._bytes[block * self.stride :][address : address + nbytes].copy()
+
     def _words(self, unit: int, count: int) -> Array:
         key = (unit, count)
         if key not in self._units:

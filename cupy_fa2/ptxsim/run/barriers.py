@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ..errors import DivergenceError, RaceError, UnsupportedInstruction
 from ..instructions.warp import require_warps
+from ..observe.watch import Watch
 from ..ordering.clocks import TIME_SHIFT, Clocks, Moments
 from ..ptx.kernel import Imm, Instruction
 from ..state.batch import Batch
@@ -89,10 +90,12 @@ class BlockBarriers:
         Threads in a block.
     go : callable
         Lets threads run from an instruction on.
+    watch : Watch, optional
+        Who is told who waits.
     """
 
-    def __init__(self, batch: Batch, block_threads: int, go: Go) -> None:
-        self.batch, self.block_threads, self.go = batch, block_threads, go
+    def __init__(self, batch: Batch, block_threads: int, go: Go, watch: Watch | None = None) -> None:
+        self.batch, self.block_threads, self.go, self.watch = batch, block_threads, go, watch
         #: By block and number of the barrier.
         self.phases: dict[tuple[int, int], _Phase] = {}
         #: Who came to the latest complete phase of a barrier of part of the block, and when.
@@ -119,6 +122,9 @@ class BlockBarriers:
                 batch.require_defined(index, sel)
             if simple and sel is None:
                 # Nobody is left who could have come before.
+                if self.watch is not None:
+                    self.watch.wait(instruction, batch.lanes, number.value)
+                    self.watch.release(instruction, batch.lanes, number.value)
                 self._order_block(slice(None))
                 self.go(pc + 1, batch.lanes)
                 return
@@ -141,6 +147,8 @@ class BlockBarriers:
                     self.go(pc + 1, lanes[mine])
                 else:
                     phase.waiting.append((pc, lanes[mine]))
+                    if self.watch is not None:
+                        self.watch.wait(instruction, lanes[mine], key % COUNT)
                 self._complete_if_full(divmod(key, COUNT))
 
         return come
@@ -191,6 +199,8 @@ class BlockBarriers:
             for index in registers:
                 self.batch.registers.define(index, lanes)
         for pc, lanes in phase.waiting:
+            if self.watch is not None:
+                self.watch.release(self.watch.view.kernel.instructions[pc], lanes, key[1])
             self.go(pc + 1, lanes)
 
     @property

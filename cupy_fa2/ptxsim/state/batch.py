@@ -55,6 +55,8 @@ class Batch:
 
 #: What an instruction does for the selected threads.
 Step = Callable[[Selection], None]
+#: What a control instruction, given by its index, does: it appends the groups that go on to the scheduler's.
+Handler = Callable[[int, Selection], None]
 Binder = Callable[[Instruction, Batch], Step]
 
 
