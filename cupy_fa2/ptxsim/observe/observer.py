@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, Protocol
 
@@ -16,6 +15,7 @@ from ..types import Array
 
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+Barrier = tuple[Literal["bar", "mbarrier"], int]
 
 
 class Observer(Protocol):
@@ -49,7 +49,6 @@ class Observer(Protocol):
         """All threads of some blocks have exited; `blocks` are their rows in ``view.blocks``."""
 
 
-@dataclass(frozen=True)
 class BatchView:
     """Looks at the blocks that run together. Arrays that it returns are copies.
 
@@ -63,11 +62,10 @@ class BatchView:
         (blocks, 3): where each block of the batch lies in the grid, x first.
     """
 
-    kernel: Kernel
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    blocks: Indices
-    _batch: Batch = field(repr=False)
+    def __init__(
+        self, kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int], blocks: Indices, batch: Batch
+    ) -> None:
+        self.kernel, self.grid, self.block, self.blocks, self._batch = kernel, grid, block, blocks, batch
 
     @property
     def warps_per_block(self) -> int:
@@ -145,7 +143,6 @@ def _of(values: Array, warps: Indices | None) -> Array:
     return rows if warps is None else rows[warps]
 
 
-@dataclass(frozen=True)
 class _Event:
     """Warps at an instruction.
 
@@ -158,10 +155,8 @@ class _Event:
         function first.
     """
 
-    view: BatchView
-    instruction: Instruction
-    _threads: Indices = field(repr=False)
-    _active: Indices = field(repr=False)
+    def __init__(self, view: BatchView, instruction: Instruction, threads: Indices, active: Indices) -> None:
+        self.view, self.instruction, self._threads, self._active = view, instruction, threads, active
 
     @cached_property
     def warps(self) -> Indices:
@@ -213,14 +208,15 @@ class StepEvent(_Event):
         return "wait" if "wait_group" in modifiers or "wait_all" in modifiers else "issue"
 
 
-@dataclass(frozen=True)
 class WaitEvent(_Event):
-    """Warps that wait, or that waited and go on; of a warp, `active` lanes.
+    """Warps that wait, or that waited and go on; of each warp, the `active` lanes.
 
     Attributes
     ----------
-    barrier : tuple of str and int
+    barrier : (str, int)
         ``("bar", number)`` or ``("mbarrier", shared address)``: each block has its own of that name.
     """
 
-    barrier: tuple[Literal["bar", "mbarrier"], int]
+    def __init__(self, view: BatchView, instruction: Instruction, lanes: Indices, barrier: Barrier) -> None:
+        super().__init__(view, instruction, lanes, lanes)
+        self.barrier = barrier

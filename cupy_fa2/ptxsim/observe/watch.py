@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 
@@ -87,11 +86,11 @@ class Watch:
 
     def wait(self, instruction: Instruction, lanes: Indices, number: int) -> None:
         """Threads come to a barrier of the block."""
-        self.observer.wait(WaitEvent(self.view, instruction, lanes, lanes, ("bar", number)))
+        self.observer.wait(WaitEvent(self.view, instruction, lanes, ("bar", number)))
 
     def release(self, instruction: Instruction, lanes: Indices, number: int) -> None:
         """Threads pass a barrier of the block."""
-        self.observer.release(WaitEvent(self.view, instruction, lanes, lanes, ("bar", number)))
+        self.observer.release(WaitEvent(self.view, instruction, lanes, ("bar", number)))
 
     def pass_mbarrier(self, instruction: Instruction, lanes: Indices) -> None:
         """Threads find the phase of an mbarrier complete."""
@@ -102,10 +101,8 @@ class Watch:
             return
         where = self._address(instruction)(lanes)
         where = np.where(where >= SHARED_WINDOW, where - SHARED_WINDOW, where)
-        kind: Literal["mbarrier"] = "mbarrier"
         for address in np.unique(where).tolist():
-            mine = lanes[where == address]
-            tell(WaitEvent(self.view, instruction, mine, mine, (kind, address)))
+            tell(WaitEvent(self.view, instruction, lanes[where == address], ("mbarrier", address)))
 
     def _address(self, instruction: Instruction) -> Callable[[Indices], Array]:
         read = self._addresses.get(instruction.line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..errors import Frame
 
@@ -48,38 +49,33 @@ class Reg:
     negated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Imm:
+class Imm(NamedTuple):
     """A literal: an integer, or the bit pattern of a float of `float_bits` bits."""
 
     value: int
     float_bits: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Special:
+class Special(NamedTuple):
     """A read-only machine register such as ``%tid.x``."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Symbol:
+class Symbol(NamedTuple):
     """The address of a shared variable or of a parameter."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """``[base + offset]``."""
 
     base: Reg | Imm | Symbol
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Vector:
+class Vector(NamedTuple):
     """``{a, b, ...}``, or the two results of ``d|p``."""
 
     items: tuple[Operand, ...]
@@ -93,8 +89,7 @@ class Ignored:
 Operand = Reg | Imm | Special | Symbol | Address | Vector | Ignored
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(NamedTuple):
     """One instruction.
 
     `target` is the branch destination as an instruction index; `reads` and `writes` are the indices of the
@@ -114,8 +109,7 @@ class Instruction:
     writes: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Param:
+class Param(NamedTuple):
     """A kernel parameter in the parameter space."""
 
     name: str
@@ -123,8 +117,7 @@ class Param:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class SharedVariable:
+class SharedVariable(NamedTuple):
     """A shared array; the dynamic one has size 0."""
 
     name: str

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import replace
 
 from ..errors import Frame, ParseError, UnsupportedInstruction
 from .kernel import (
@@ -227,7 +226,7 @@ class _Body:
             return instruction
         if label not in self.labels:
             raise ParseError(f"branch to unknown label {label}", line=instruction.line, text=instruction.text)
-        return replace(instruction, target=self.labels[label])
+        return instruction._replace(target=self.labels[label])
 
     def operand(self, text: str) -> Operand:
         # What is made of other operands may name registers of the innermost scope, so it is known only there.
