@@ -45,7 +45,7 @@ class SimulationError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        #: Threads numbered across the running batch of blocks; the machine turns them into block and threads.
+        #: Threads numbered across the running batch of blocks; the launch turns them into block and threads.
         self.lanes = tuple(int(lane) for lane in lanes)
         self.line = line
         self.text = text

@@ -54,6 +54,6 @@ class Modifiers:
 
 def flush(x: Array) -> Array:
     """Subnormals to zero of the same sign: what ``.ftz`` does to inputs and results."""
-    # A product with 0 keeps the sign, and NaN.
+    # A product, not a selection: times 0 a subnormal keeps its sign, and NaN (whose comparison is false) stays NaN.
     result: Array = x * (np.abs(x) >= np.float32(2.0**-126))
     return result

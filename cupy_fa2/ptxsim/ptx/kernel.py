@@ -151,7 +151,8 @@ def used_registers(
     base: str, modifiers: Iterable[str], operands: tuple[Operand, ...]
 ) -> tuple[frozenset[int], frozenset[int]]:
     """The registers that an instruction reads and those that it writes."""
-    # What begins with an address has no result: no address is written to. A barrier has one if it reduces something.
+    # The first operand is the result, unless the opcode has none (a barrier has one if it reduces something) or it is
+    # an address, as in ``mbarrier.init [a], n``: there memory is written, not a register.
     reduces = base in ("bar", "barrier") and "red" in modifiers
     none = (base in NO_RESULT and not reduces) or isinstance(next(iter(operands), None), Address)
     results = 0 if none else 1

@@ -8,7 +8,7 @@ from ..errors import ParseError
 from .kernel import TYPE_BYTES
 from .literals import literal, literal_bytes
 
-# In an opcode these words follow another character.
+# In an opcode such as ld.global these words follow another character; a declaration begins with them.
 _DECLARATION = re.compile(r"(?<!\S)(\.extern\s+)?\.(?:global|const)\s[^;]*;")
 # Compiled when first needed: most modules have none.
 _VARIABLE = r"""

@@ -64,10 +64,11 @@ class _Phase:
 
     expected: int
     kind: str
-    #: Groups of threads that have come, when they did, and the instruction that they came to; those that wait, and all.
+    #: Groups of threads, each with the instruction that it came to: those that wait, and all that came, with the
+    #: moments at which they did.
     waiting: list[tuple[int, Lanes]] = field(default_factory=list)
     come: list[tuple[int, Lanes, Moments]] = field(default_factory=list)
-    #: What those that arrived and went on know.
+    #: The clocks of those that arrived and went on, joined: those that wait learn them.
     told: Array | None = None
     votes: list[Array] = field(default_factory=list)
     #: Writers of a reduction's result, and the registers that they write.
@@ -121,7 +122,7 @@ class BlockBarriers:
             for index in instruction.reads:
                 batch.require_defined(index, sel)
             if simple and sel is None:
-                # Nobody is left who could have come before.
+                # All threads of the batch are here at once, so no phase is open and none stays open.
                 if self.watch is not None:
                     self.watch.wait(instruction, batch.lanes, number.value)
                     self.watch.release(instruction, batch.lanes, number.value)
@@ -206,7 +207,7 @@ class BlockBarriers:
     @property
     def _clocks(self) -> Clocks:
         clocks = self.batch.shared.clocks
-        assert clocks is not None, "the machine makes them for kernels with barriers of part of a block"
+        assert clocks is not None, "the launch makes them for kernels with barriers of part of a block"
         return clocks
 
     def _order_block(self, lanes: slice) -> None:

@@ -29,7 +29,7 @@ class Bound(NamedTuple):
         return self.key[0]
 
 
-#: The kernel is part of an entry, so that its identity, which is part of the key, stays its own.
+#: An entry holds its kernel: while it lives no other kernel can get its `id`, which is part of the key.
 _idle: OrderedDict[tuple[Any, ...], tuple[Kernel, Bound]] = OrderedDict()
 
 

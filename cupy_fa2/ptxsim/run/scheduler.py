@@ -89,7 +89,8 @@ class Scheduler:
                 self._run_next()
         except DivergenceError as error:
             if self._waits.apart and not isinstance(error, DeadlockError):
-                # A warp that runs in parts does so because its other part can never go on.
+                # A warp runs in parts only when all else had stopped (see `Waits.break_tie`). That such a part cannot
+                # meet the rest of its warp is a consequence: the fault is the wait that the rest never gets out of.
                 raise self._waits.deadlock() from error
             raise
         self._refuse_waiting()
@@ -101,7 +102,8 @@ class Scheduler:
                 self._waits.break_tie()
         pc, sel, limit = self._pop()
         if self._waits.apart:
-            # Part of a warp goes no further than it must: no part of it is to miss the others at what needs them all.
+            # One instruction at a time: any of them may let the rest of the warp go on, and then the parts have to come
+            # together again before an instruction that needs the whole warp.
             limit = min(limit, pc + 1)
         if self._waits.resting:
             present = self._waits.keep_back(pc, self.batch.chosen(sel))
