@@ -40,7 +40,10 @@ class Observer(Protocol):
         """
 
     def wait(self, event: WaitEvent) -> None:
-        """Warps came to a barrier or an mbarrier and wait there, be it for no time at all."""
+        """Warps came to a barrier or an mbarrier and wait there, be it for no time at all.
+
+        They make no step before their release. The exception is ``mbarrier.test_wait``, which may fail and return.
+        """
 
     def release(self, event: WaitEvent) -> None:
         """Warps that waited go on."""

@@ -9,8 +9,7 @@ import numpy as np
 from ..instructions.memory import SHARED_WINDOW
 from ..ptx.kernel import Instruction
 from ..state.batch import Batch, Handler, Step
-from ..state.registers import Read, Selection
-from ..types import Array
+from ..state.registers import Selection
 from .observer import BatchView, Indices, Observer, StepEvent, WaitEvent
 
 
@@ -32,7 +31,6 @@ class Watch:
     def __init__(self, observer: Observer, view: BatchView, batch: Batch, block_threads: int) -> None:
         self.observer, self.view, self.batch, self.block_threads = observer, view, batch, block_threads
         self._alive = np.full(batch.lanes.size // block_threads, block_threads)
-        self._addresses: dict[int, Read] = {}
         observer.begin(view)
 
     # Steps
@@ -99,15 +97,8 @@ class Watch:
     def _at_mbarriers(self, tell: Callable[[WaitEvent], None], instruction: Instruction, lanes: Indices) -> None:
         if not lanes.size:
             return
-        where = self._address(instruction)(lanes)
+        read = self.batch.registers.address_reader(instruction.operands[1])  # type: ignore[arg-type]
+        where = read(lanes)
         where = np.where(where >= SHARED_WINDOW, where - SHARED_WINDOW, where)
         for address in np.unique(where).tolist():
             tell(WaitEvent(self.view, instruction, lanes[where == address], ("mbarrier", address)))
-
-    def _address(self, instruction: Instruction) -> Callable[[Indices], Array]:
-        read = self._addresses.get(instruction.line)
-        if read is None:
-            operand = instruction.operands[1]
-            read = self.batch.registers.address_reader(operand)  # type: ignore[arg-type]
-            self._addresses[instruction.line] = read
-        return read
