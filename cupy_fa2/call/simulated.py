@@ -17,6 +17,7 @@ from cupy_fa2.call.adopt import address_of, empty_aligned
 from cupy_fa2.compile import build, gather_sources
 from cupy_fa2.device import Device, named_device
 from cupy_fa2.kernel.base import KernelSpec, target
+from cupy_fa2.kernel.params import ABI_SYMBOL, check_abi
 from cupy_fa2.kernel.tensor_box import TensorBox
 from cupy_fa2.plan import Launch
 from cupy_fa2.problem import Problem
@@ -33,6 +34,7 @@ class SimKernel:
         self._card = ptxsim.Card(device.name, device.shared_per_block)
         binary = build(spec, target(spec, device, virtual=True), line_info=True)
         self._kernel = ptxsim.parse_kernel(binary.ptx, entry=spec.entry, sources=gather_sources(spec.render()))
+        check_abi(spec.name, int.from_bytes(self._kernel.variables[ABI_SYMBOL], "little"))
 
     def __call__(self, launch: Launch, args: bytes | bytearray, place: SimulatedPlace) -> None:
         """Run every block; raises on the first hazard, and keeps a report of what happened."""
@@ -45,6 +47,7 @@ class SimKernel:
             params=bytes(args),
             memory=place.memory,
             card=self._card,
+            observer=place.simulator.observer,
         )
         place.simulator.add(report, time.perf_counter() - begin)
 
@@ -148,12 +151,15 @@ class Simulator:
         Wall-clock time spent in the simulator, compiling and parsing kernels included.
     limited : bool
         Whether calls above a billion multiply-adds are refused, and nothing is kept of the others.
+    observer : ptxsim.Observer, optional
+        Told of every step of every launch.
     """
 
     device: Device
     reports: list[ptxsim.Report] = field(default_factory=list)
     seconds: float = 0.0
     limited: bool = False
+    observer: ptxsim.Observer | None = None
 
     @property
     def report(self) -> ptxsim.Report:
@@ -192,13 +198,15 @@ def current_simulator() -> Simulator:
 
 
 @contextlib.contextmanager
-def simulator(device: str = "A100") -> Iterator[Simulator]:
+def simulator(device: str = "A100", *, observer: ptxsim.Observer | None = None) -> Iterator[Simulator]:
     """Run NumPy arrays of any size on a simulated GPU, and collect what the launches did.
 
     Parameters
     ----------
     device : str
         Name of the simulated GPU; it decides the plan (tile, shared memory). See `cupy_fa2.device.NAMED_DEVICES`.
+    observer : ptxsim.Observer, optional
+        Told of every step of every launch: see docs/debugging.md. Slows the simulation down by a third.
 
     Yields
     ------
@@ -217,5 +225,5 @@ def simulator(device: str = "A100") -> Iterator[Simulator]:
     >>> sim.report.bank_conflicts                                  # doctest: +SKIP
     0
     """
-    with Simulator(named_device(device)).current() as chosen:
+    with Simulator(named_device(device), observer=observer).current() as chosen:
         yield chosen

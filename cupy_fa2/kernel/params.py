@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 __all__ = [
+    "ABI_SYMBOL",
     "ABI_VERSION",
     "ATTENTION_PARAMS",
     "CEILING_PARAMS",
@@ -32,11 +33,15 @@ __all__ = [
     "Field",
     "ParamStruct",
     "Source",
+    "check_abi",
     "render_header",
 ]
 
 #: Grows with every change of a struct's layout or meaning; the first field of every attention struct.
 ABI_VERSION = 3
+
+#: The variable that says so in every compiled module: an unsigned number of 32 bits.
+ABI_SYMBOL = "fa2_abi_version"
 
 #: Longest sequence. Row, key and diagonal arithmetic is 32-bit, and row + offset must not overflow.
 MAX_SEQLEN = 1_000_000_000
@@ -357,6 +362,28 @@ CEILING_PARAMS = ParamStruct(
 STRUCTS = (ATTENTION_PARAMS, FWD_PARAMS, FWD_TENSOR_PARAMS, CEILING_PARAMS)
 
 
+def check_abi(name: str, version: int) -> None:
+    """Raise unless a module takes argument structs of this version.
+
+    Parameters
+    ----------
+    name : str
+        The module, for the message.
+    version : int
+        What its `ABI_SYMBOL` says.
+
+    Raises
+    ------
+    RuntimeError
+        If it is another one: the kernel would read its arguments from the wrong places.
+    """
+    if version != ABI_VERSION:
+        raise RuntimeError(
+            f"{name} takes argument structs of version {version}, this package fills those of version {ABI_VERSION}; "
+            "compile or export the kernel anew"
+        )
+
+
 def render_header() -> str:
     """The text of ``params.cuh``, the one include that is not a file of ``cuda_src``."""
     structs = "\n\n".join(one.render() for one in STRUCTS)
@@ -365,7 +392,8 @@ def render_header() -> str:
 
 namespace fa2 {{
 
-constexpr u32 kAbiVersion = {ABI_VERSION};
+// Every module has it, so that whoever loads one can tell that it takes the structs that they fill.
+extern "C" __device__ const u32 {ABI_SYMBOL} = {ABI_VERSION};
 
 {structs}
 
