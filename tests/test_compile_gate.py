@@ -10,8 +10,10 @@ import sass
 
 from cupy_fa2.compile import build, nvrtc_version
 from cupy_fa2.device import NAMED_DEVICES
-from cupy_fa2.kernel.forward import Operand
 from cupy_fa2.plan import forward_spec
+from cupy_fa2.problem import Problem
+from cupy_fa2.problem.options import Options
+from cupy_fa2.testing import OPTION_EXAMPLES, Example, with_options
 
 #: One card per architecture: 80, 86, 89, 90, 100, 120.
 CARDS = [NAMED_DEVICES[name] for name in ("A100", "RTX 3090", "RTX 4090", "H200", "B200", "RTX 5090")]
@@ -46,18 +48,19 @@ ALLOWED_SPILLS: dict[tuple[tuple[int, int], str, int], tuple[int, str]] = {
     },
 }
 
-#: Options of a bf16 kernel, each alone.
-OPTIONS = (
-    {"window": True},
-    {"softcap": True},
-    {"alibi": True},
-    {"bias": Operand("bf16")},
-    {"mask": Operand("bool")},
-    {"sinks": True},
-    {"padded": True},
-    {"dropout": True},
-)
-EVERYTHING = {name: value for option in OPTIONS for name, value in option.items()}
+
+def features(*options):
+    """What a bf16 call with these options asks of its kernel."""
+    example = with_options(Example("bfloat16", 2, 140, 150, 1, 1, 64, 64), *options)
+    problem = Problem.from_arrays(*example.arrays(), Options(**example.options), addresses=(0, 0, 0, 0))
+    return vars(problem.features)
+
+
+#: Of each option alone, and of all of them: with a softcap below 1, so that what is added can be divided by the unit.
+OPTIONS = [
+    *(features(fields) for fields in OPTION_EXAMPLES.values()),
+    features(*OPTION_EXAMPLES.values(), {"softcap": 0.5}),
+]
 
 
 def variants():
@@ -74,7 +77,7 @@ def variants():
                 (card, forward_spec(head_dim, head_dim, card, "f16", negate=True)[0]),
                 (card, forward_spec(head_dim, head_dim, card, "bf16", out_vectors=False)[0]),
             ]
-            specs += [(card, forward_spec(head_dim, head_dim, card, **o)[0]) for o in (*OPTIONS, EVERYTHING)]
+            specs += [(card, forward_spec(head_dim, head_dim, card, **o)[0]) for o in OPTIONS]
         for head_dim, head_dim_v in ((192, 128), (64, 256), (256, 64)):
             specs.append((card, forward_spec(head_dim, head_dim_v, card, causal=True)[0]))
     return list(dict.fromkeys(specs))

@@ -16,14 +16,18 @@ from hypothesis import strategies as st
 from cupy_fa2.call import operands
 from cupy_fa2.testing import (
     DTYPES,
+    EVERYTHING,
     OPERAND_AXES,
     OPERAND_STORAGES,
+    OPTION_EXAMPLES,
+    OPTION_VARIANTS,
     Storage,
     assert_attention_close,
     assert_poison_intact,
     attention_examples,
     host,
     poisoned,
+    with_options,
 )
 
 SIMULATED = attention_examples(max_seqlen=200, max_heads=4, max_work=1 << 19, options=True)
@@ -32,32 +36,7 @@ ON_GPU = attention_examples(max_seqlen=1100, max_batch=5, max_heads=40, max_work
 #: head_dim, head_dim_v.
 DIMS = [(64, 64), (128, 40), (40, 40), (256, 256), (128, 128), (80, 80), (64, 128)]
 
-OPTIONS = {
-    "window": {"window": (40, 3)},
-    "softcap": {"softcap": 3.0, "mean": 0.3},
-    "alibi": {"alibi": "bh"},
-    "bias": {"bias": "bhqk holes"},
-    "bias in float32": {"bias": "bhqk f32"},
-    "mask": {"mask": "bhqk rows"},
-    "sinks": {"sinks": True},
-    "lengths": {"seqlens_q": (129, 70), "seqlens_k": (131, 150)},
-    "dropout": {"dropout_p": 0.3, "dropout_seed": 0xFEDCBA9876543210},
-}
-
-EVERYTHING = {
-    "window": (90, 20),
-    "align": (60, -3),
-    "softmax_scale": -0.2,
-    "softcap": 7.0,
-    "alibi": "bh",
-    "bias": "bhqk f32 holes",
-    "mask": "1hqk",
-    "sinks": True,
-    "seqlens_q": (140, 131),
-    "seqlens_k": (147, 129),
-    "dropout_p": 0.2,
-    "dropout_seed": 5,
-}
+OPTIONS = OPTION_EXAMPLES | OPTION_VARIANTS
 
 
 @settings(max_examples=settings().max_examples // 5)
@@ -78,16 +57,17 @@ def test_each_option(cards, name):
     """Two tiles of rows and several of keys; head dims take turns in the simulator."""
     for head_dim, head_dim_v in some(cards, list(OPTIONS).index(name), DIMS):
         for dtype in some(cards, head_dim // 8, list(DTYPES)):
-            batch = 2 if "lengths" in name else cards.size(1, 2)
-            cards.hold(example(dtype, batch, 140, 150, 1, head_dim, head_dim_v=head_dim_v, **OPTIONS[name]))
+            batch = 2 if name.startswith("padded") else cards.size(1, 2)
+            e = example(dtype, batch, 140, 150, 1, head_dim, head_dim_v=head_dim_v, mean=0.3)
+            cards.hold(with_options(e, OPTIONS[name]))
 
 
 @pytest.mark.parametrize("turn", range(3))
 def test_everything_at_once(cards, turn):
     for head_dim, head_dim_v in DIMS[turn::3] if cards.on_gpu else some(cards, turn, DIMS):
         for dtype, out_dtype in some(cards, turn, [*itertools.product(DTYPES, (None, np.float32))]):
-            e = example(dtype, 2, 140, 150, 1, head_dim, head_dim_v=head_dim_v, **EVERYTHING)
-            cards.hold(e, out_dtype=out_dtype)
+            e = example(dtype, 2, 140, 150, 1, head_dim, head_dim_v=head_dim_v)
+            cards.hold(with_options(e, EVERYTHING), out_dtype=out_dtype)
 
 
 @pytest.mark.parametrize("empty", ["batch", "seqlen_q", "seqlen_k"])
@@ -427,7 +407,7 @@ def test_lengths_that_no_array_could_have(fa, monkeypatch):
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 def test_out_is_written_in_place_and_nothing_beside_it(fa, layout, out_dtype):
     """With every option, rows and batch elements that do not exist among them."""
-    e = example("bfloat16", 2, 140, 150, 1, 24, layout=layout, **EVERYTHING)
+    e = with_options(example("bfloat16", 2, 140, 150, 1, 24, layout=layout), EVERYTHING)
     q, _, v = e.arrays(fa.xp)
     expected = fa.hold(e, out_dtype=out_dtype)
     both = [Storage(pad=(1, 2, 3, 8)), Storage(step=(1, 1, 1, 2), offset=3)]
@@ -451,7 +431,7 @@ def test_small_operands_may_be_lists(fa):
 
 
 def test_inputs_are_left_alone(fa):
-    e = example("bfloat16", 2, 140, 150, 1, 24, **EVERYTHING)
+    e = with_options(example("bfloat16", 2, 140, 150, 1, 24), EVERYTHING)
     arrays, options = e.arrays(fa.xp), e.option_arrays(fa.xp)
     before = fa.bits(*arrays, *options.values())
     fa.call(*arrays, **{**e.options, **options})

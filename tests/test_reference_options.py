@@ -8,8 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cupy_fa2 import reference
+from cupy_fa2 import reference, testing
 from cupy_fa2.dropout import dropout_mask, threshold
+from cupy_fa2.testing import Example, with_options
 
 B, M, N, HEADS, HEADS_K, D, DV = 2, 6, 9, 4, 2, 3, 5
 
@@ -135,9 +136,20 @@ OPTIONS = {
     },
 }
 
+TABLE = {**testing.OPTION_EXAMPLES, **testing.OPTION_VARIANTS, "everything": testing.EVERYTHING}
+
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_equals_scalar_loops(options):
+    q, k, v = draw()
+    assert_same(reference.attention(q, k, v, **options), direct(q, k, v, **options))
+
+
+@pytest.mark.parametrize("fields", [*TABLE.values()], ids=TABLE)
+def test_options_of_the_table_equal_scalar_loops(fields):
+    e = with_options(Example("float16", B, M, N, HEADS, HEADS_K, D, DV), fields)
+    float32 = ("alibi_slopes", "sinks")  # a scalar of that type would take the others down with it
+    options = {name: x.astype(float) if name in float32 else x for name, x in e.options.items()}
     q, k, v = draw()
     assert_same(reference.attention(q, k, v, **options), direct(q, k, v, **options))
 
