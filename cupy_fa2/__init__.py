@@ -4,7 +4,7 @@ Importing this package imports neither CuPy nor a driver: both wait for the firs
 """
 
 from cupy_fa2.api import flash_attention
-from cupy_fa2.call.runtime import simulator
+from cupy_fa2.call.simulated import simulator
 from cupy_fa2.compile import CompileError
 from cupy_fa2.dropout import dropout_mask
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cupy_fa2.kernel import params
-from cupy_fa2.kernel.forward import KernelSpec
+from cupy_fa2.kernel.base import KernelSpec
 
 __all__ = ["Binary", "CompileError", "build", "cache_dir", "compile_source", "nvrtc_version", "source_root"]
 
@@ -122,6 +122,8 @@ def nvrtc_version() -> tuple[int, int]:
 def known_target(arch: str) -> str:
     """`arch`, or the newest one of its generation that NVRTC knows: machine code runs on later members of it.
 
+    What is specific to one architecture (``"sm_90a"``) has no such relatives.
+
     Raises
     ------
     CompileError
@@ -130,14 +132,17 @@ def known_target(arch: str) -> str:
     kind, _, number = arch.partition("_")
     nvrtc_version()
     known = _nvrtc().getSupportedArchs()
-    fitting = [one for one in known if one <= int(number) and one // 10 == int(number) // 10]
+    specific = number.endswith("a")
+    wanted = int(number.rstrip("a"))
+    relatives = [one for one in known if one <= wanted and one // 10 == wanted // 10]
+    fitting = [one for one in relatives if one == wanted or not specific]
     if not fitting:
         version = ".".join(map(str, nvrtc_version()))
         raise CompileError(
             f"NVRTC {version} does not know {arch}, it knows {', '.join(f'{kind}_{one}' for one in known)}; "
             "install a newer one, such as: pip install cupy-cuda13x 'cuda-toolkit[nvrtc,cudart]==13.*'"
         )
-    return f"{kind}_{max(fitting)}"
+    return f"{kind}_{max(fitting)}{'a' if specific else ''}"
 
 
 def compile_source(unit: str, headers: dict[str, str], name: str, options: tuple[str, ...]) -> tuple[str, bytes, str]:
@@ -232,7 +237,8 @@ def build(spec: KernelSpec, arch: str, *, line_info: bool = False) -> Binary:
     ----------
     spec : KernelSpec
     arch : str
-        A real architecture (``"sm_90"``) for machine code, a virtual one (``"compute_80"``) for PTX alone.
+        A real architecture (``"sm_90"``, ``"sm_90a"``) for machine code, a virtual one (``"compute_80"``) for PTX
+        alone: `cupy_fa2.kernel.base.target`.
     line_info : bool
         Keep source lines in the PTX. For the simulator; the compiler writes its working directory into the text, so
         machine code is built without.

@@ -41,16 +41,6 @@ class Device:
     shared_per_sm: int
     l2_bytes: int
 
-    @property
-    def target(self) -> str:
-        """The architecture to assemble for, such as ``"sm_90"``."""
-        return f"sm_{self.arch}"
-
-    @property
-    def virtual_target(self) -> str:
-        """The architecture whose PTX the simulator runs, such as ``"compute_90"``."""
-        return f"compute_{self.arch}"
-
 
 def _kib(name: str, arch: int, num_sms: int, per_block: int, per_sm: int, l2_mib: int) -> Device:
     return Device(name, arch, num_sms, per_block * 1024, per_sm * 1024, l2_mib << 20)

@@ -13,9 +13,10 @@ import pytest
 
 import cupy_fa2.compile as compile_module
 from cupy_fa2.compile import CompileError, build, cache_dir, known_target, nvrtc_version
-from cupy_fa2.kernel.forward import FwdTile, KernelSpec
+from cupy_fa2.kernel.features import Features
+from cupy_fa2.kernel.forward import FwdSpec, FwdTile
 
-SMALL = KernelSpec(FwdTile(32, 16, 16, 16, 1, 1), "f16", "f16")  # the cheapest kernel there is
+SMALL = FwdSpec(FwdTile(32, 16, 16, 16, 1, 1), "f16", "f16")  # the cheapest kernel there is
 
 
 @pytest.fixture
@@ -141,7 +142,7 @@ def test_many_processes_agree(cache):
     code = (
         "from cupy_fa2.compile import build; from cupy_fa2.kernel.forward import *\n"
         "import hashlib; print(hashlib.sha256("
-        "build(KernelSpec(FwdTile(32, 16, 16, 16, 1, 1), 'f16', 'f16'), 'sm_80').cubin).hexdigest())"
+        "build(FwdSpec(FwdTile(32, 16, 16, 16, 1, 1), 'f16', 'f16'), 'sm_80').cubin).hexdigest())"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     running = [
@@ -177,7 +178,7 @@ def test_no_home_and_no_working_directory(tmp_path):
         "def homeless(*_): raise RuntimeError('Could not determine home directory.')\n"
         "pathlib.Path.home = homeless\n"
         "os.rmdir(os.getcwd())\n"
-        "spec = KernelSpec(FwdTile(32, 16, 16, 16, 1, 1), 'f16', 'f16')\n"
+        "spec = FwdSpec(FwdTile(32, 16, 16, 16, 1, 1), 'f16', 'f16')\n"
         "assert build(spec, 'compute_80', line_info=True).path is None\n"
         "assert build(spec, 'sm_80').cubin\n"
     )
@@ -245,16 +246,16 @@ def test_a_missing_nvrtc_says_what_to_install(monkeypatch):
 def test_specs_have_names_of_their_own():
     tile = FwdTile(64, 64, 64, 64, 4)
     specs = [
-        KernelSpec(tile, "f16", "f16"),
-        KernelSpec(tile, "bf16", "bf16"),
-        KernelSpec(tile, "f16", "float"),
-        KernelSpec(tile, "f16", "f16", causal=True),
-        KernelSpec(tile, "f16", "f16", negate=True),
-        KernelSpec(tile, "f16", "f16", out_vectors=False),
-        KernelSpec(tile, "f16", "f16", min_blocks=2),
-        KernelSpec(FwdTile(64, 64, 64, 32, 4), "f16", "f16"),
-        KernelSpec(FwdTile(64, 64, 64, 64, 4, stages=1), "f16", "f16"),
-        KernelSpec(FwdTile(64, 64, 64, 64, 4, slack=0), "f16", "f16"),
-        KernelSpec(FwdTile(64, 64, 64, 64, 4, last_to_first=False), "f16", "f16"),
+        FwdSpec(tile, "f16", "f16"),
+        FwdSpec(tile, "bf16", "bf16"),
+        FwdSpec(tile, "f16", "float"),
+        FwdSpec(tile, "f16", "f16", Features("causal")),
+        FwdSpec(tile, "f16", "f16", Features(negate=True)),
+        FwdSpec(tile, "f16", "f16", out_vectors=False),
+        FwdSpec(tile, "f16", "f16", min_blocks=2),
+        FwdSpec(FwdTile(64, 64, 64, 32, 4), "f16", "f16"),
+        FwdSpec(FwdTile(64, 64, 64, 64, 4, stages=1), "f16", "f16"),
+        FwdSpec(FwdTile(64, 64, 64, 64, 4, slack=0), "f16", "f16"),
+        FwdSpec(FwdTile(64, 64, 64, 64, 4, last_to_first=False), "f16", "f16"),
     ]
     assert len({spec.name for spec in specs}) == len(specs)

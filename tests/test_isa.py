@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from cupy_fa2 import ptxsim
-from cupy_fa2.ptxsim.bind import BINDERS
-from cupy_fa2.ptxsim.isa import TABLE
+from cupy_fa2.ptxsim.arithmetic.isa import TABLE
+from cupy_fa2.ptxsim.instructions.bind import BINDERS
 
 TYPES = {
     "pred": np.bool_, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64,

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,14 @@ import pytest
 
 import cupy_fa2
 from cupy_fa2 import ptxsim, reference
-from cupy_fa2.cli import ceiling, demo, measure
+from cupy_fa2.call import run
+from cupy_fa2.call.simulated import Simulator
+from cupy_fa2.cli import demo, measure
 from cupy_fa2.cli import main as command
-from cupy_fa2.compile import CompileError, compile_source, gather_sources
+from cupy_fa2.compile import CompileError
+from cupy_fa2.device import named_device
+from cupy_fa2.kernel.ceiling import CHAINS, FLOP_PER_MMA
+from cupy_fa2.plan.ceiling import plan_ceiling
 
 SMALL = ["--seqlen", "40", "--head-dim", "32"]
 
@@ -218,22 +224,16 @@ def as_process(options: list[str], stdout: int, buffered: bool = True) -> subpro
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_ceiling_kernel_does_the_work_it_is_timed_for(dtype: str) -> None:
-    unit = ceiling.ceiling_unit(dtype)
-    options = ("--std=c++20", "--device-as-default-execution-space", "--gpu-architecture=compute_80")
-    ptx, _, _ = compile_source(unit, gather_sources(unit), "mma_ceiling", options)
+    device = replace(named_device("A100"), num_sms=2)
     warps, iterations = 4, 6
-    sink = np.full(warps * 32, np.nan, np.float32)
-    memory = ptxsim.GlobalMemory()
-    address = memory.bind(sink, "sink", writable=True)
-    report = ptxsim.launch(
-        ptxsim.parse_kernel(ptx, entry="mma_ceiling"),
-        grid=(1, 1, 1),
-        block=(warps * 32, 1, 1),
-        shared_bytes=0,
-        params=[address.to_bytes(8, "little"), iterations.to_bytes(4, "little")],
-        memory=memory,
-    )
-    assert report.mma == warps * ceiling.CHAINS * iterations
+    plan = plan_ceiling(dtype, warps, iterations, device)
+    sink = np.full(2 * warps * 32, np.nan, np.float32)
+    simulated = Simulator(device)
+    with simulated.current():
+        run(plan, None, {"sink": sink})
+    report = simulated.report
+    assert report.mma == 2 * warps * CHAINS * iterations
+    assert plan.launches[0].flop == report.mma * FLOP_PER_MMA
     assert np.isfinite(sink).all()
     assert len(np.unique(sink)) > 16  # operands that differ from lane to lane: zeros would draw less power
 
@@ -269,11 +269,11 @@ def test_gpu_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert document["where"] == "gpu"
     assert max(document["ceiling_tflops"].values()) > 10
-    for run in document["runs"]:
-        assert run["check"]["passed"]
-        assert run["share_of_ceiling"] > 0  # below 1 too, if nothing else runs on the card
-        assert run["peak_bytes"] == 2 * 2048 * 4 * 128 * 2
-        assert "ms" in run["by_hand"] or "not run" in run["by_hand"]["message"]
+    for one in document["runs"]:
+        assert one["check"]["passed"]
+        assert one["share_of_ceiling"] > 0  # below 1 too, if nothing else runs on the card
+        assert one["peak_bytes"] == 2 * 2048 * 4 * 128 * 2
+        assert "ms" in one["by_hand"] or "not run" in run["by_hand"]["message"]
 
 
 @pytest.mark.gpu

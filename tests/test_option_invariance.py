@@ -6,7 +6,7 @@ from conftest import example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupy_fa2.plan import forward as plan
+from cupy_fa2.plan import plan_forward
 from cupy_fa2.testing import (
     EVERYTHING,
     OPERAND_STORAGES,
@@ -248,6 +248,6 @@ def test_widths_caps_and_rates_ask_for_no_other_plan(fa):
     """They are numbers of the argument struct: neither plan nor kernel is made for them."""
     arrays = example(num_heads=1, head_dim=16).arrays(fa.xp)
     fa.call(*arrays, window=(3, 4), align=7, softcap=2.0, dropout_p=0.1, dropout_seed=1)
-    misses = plan._plan_forward.cache_info().misses
+    misses = plan_forward.cache_info().misses
     fa.call(*arrays, window=(50, 0), align=-1, softcap=9, dropout_p=0.7, dropout_seed=2**60, softmax_scale=-1)
-    assert plan._plan_forward.cache_info().misses == misses
+    assert plan_forward.cache_info().misses == misses

@@ -13,7 +13,7 @@ from conftest import example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupy_fa2.call import operands
+from cupy_fa2.call import option_arrays
 from cupy_fa2.testing import (
     DTYPES,
     EVERYTHING,
@@ -389,7 +389,7 @@ def test_kinds_of_lengths(fa, kind):
 
 def test_lengths_that_no_array_could_have(fa, monkeypatch):
     """Nobody has looked at those on a device; on the host, where they are refused, this test looks away."""
-    monkeypatch.setattr(operands, "_check_lengths", lambda *_: None)
+    monkeypatch.setattr(option_arrays, "_check_lengths", lambda *_: None)
     q, k, v = example("float16", 4, 70, 150, 1, 16).arrays(fa.xp)
     for kind in (np.int32, np.int64):
         wild = np.array([-5, np.iinfo(kind).max, 71, np.iinfo(kind).min], kind)

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from cupy_fa2.compile import gather_sources, source_root
-from cupy_fa2.kernel.forward import FwdTile, KernelSpec
+from cupy_fa2.kernel.forward import FwdSpec, FwdTile
 
 ROOT = Path(__file__).resolve().parents[1]
-SPEC = KernelSpec(FwdTile(128, 64, 128, 128, 4), "f16", "f16")
+SPEC = FwdSpec(FwdTile(128, 64, 128, 128, 4), "f16", "f16")
 MACHINE_PATHS = re.compile(rb"/(work|tmp|root|home|Users|var)/")
 
 # Run with -S, so that only what the test puts there is on the path; NumPy and the rest come last.
@@ -31,8 +31,8 @@ if sys.argv[1]:
 sys.path.append(sys.argv[2])
 import cupy_fa2
 from cupy_fa2.compile import gather_sources, source_root
-from cupy_fa2.kernel.forward import FwdTile, KernelSpec
-spec = KernelSpec(FwdTile(128, 64, 128, 128, 4), "f16", "f16")
+from cupy_fa2.kernel.forward import FwdSpec, FwdTile
+spec = FwdSpec(FwdTile(128, 64, 128, 128, 4), "f16", "f16")
 print(json.dumps([cupy_fa2.__file__, str(source_root()), gather_sources(spec.render())]))
 """
 

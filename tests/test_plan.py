@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from cupy_fa2.device import NAMED_DEVICES, named_device
-from cupy_fa2.kernel.forward import Features, FwdTile, KernelSpec, Operand
+from cupy_fa2.kernel.features import Features, ScoreArray, score_modifiers
+from cupy_fa2.kernel.forward import FwdTile
 from cupy_fa2.kernel.params import FWD_PARAMS
+from cupy_fa2.plan import encode, forward_plan_with, forward_spec, plan_forward
 from cupy_fa2.plan.feasible import accumulator_registers, blocks_by_shared_memory, infeasible
-from cupy_fa2.plan.forward import MOST_HEADS_PER_GROUP, encode_forward, forward_spec, heads_per_group, plan_forward
+from cupy_fa2.plan.forward import MOST_HEADS_PER_GROUP, heads_per_group
 from cupy_fa2.plan.pick import forward_candidates, pick_forward
-from cupy_fa2.problem import Problem
+from cupy_fa2.problem import Problem, Structure
 
 DIMS = range(16, 257, 16)
 
@@ -42,18 +44,35 @@ def problem(
     )
 
 
+def arguments(p, **given):
+    """The argument struct of a problem's launch on an A100."""
+    device = named_device("A100")
+    (launch,) = plan_forward(p.structure, device).launches
+    return np.frombuffer(encode(launch, p, device, **given), FWD_PARAMS.dtype)[0]
+
+
+def typical(head_dim, head_dim_v, causal, tensor_maps, seqlen_q):
+    features = Features("causal" if causal else "full")
+    return Structure.typical(head_dim, head_dim_v, features=features, tensor_maps=tensor_maps, seqlen_q=seqlen_q)
+
+
+def spec_with(card="A100", **features):
+    """The kernel of a typical call at head_dim 64."""
+    return forward_spec(Structure.typical(64, features=Features(**features)), named_device(card))[0]
+
+
 @pytest.mark.parametrize("device", NAMED_DEVICES.values(), ids=lambda device: device.name)
 def test_every_head_dim_has_a_tile_on_every_card(device):
     for head_dim, head_dim_v in itertools.product(DIMS, DIMS):
         for causal, tensor_maps in itertools.product((False, True), (False, True)):
-            choice = pick_forward(head_dim, head_dim_v, device, causal=causal, seqlen_q=1000, tensor_maps=tensor_maps)
+            choice = pick_forward(typical(head_dim, head_dim_v, causal, tensor_maps, 1000), device)
             tile = choice.tile
             assert infeasible(tile, device) is None
             assert tile.shared_bytes <= device.shared_per_block
             assert blocks_by_shared_memory(tile, device) >= 1
             assert tile.head_dim >= head_dim
             assert tile.head_dim_v >= head_dim_v
-            assert choice.kv == "dense" or (tensor_maps and device.arch >= 90)
+            assert choice.transport == "cp_async" or (tensor_maps and device.arch >= 90)
             assert choice.reason
 
 
@@ -61,9 +80,7 @@ def test_how_keys_lie_in_memory_does_not_show_in_the_bits():
     """With tensor maps or without: the same keys per tile, in the same order, by the same rule."""
     for head_dim, causal, seqlen_q in itertools.product(DIMS, (False, True), (1, 1000, 100_000)):
         dense, tensor = (
-            pick_forward(
-                head_dim, head_dim, named_device("H200"), causal=causal, seqlen_q=seqlen_q, tensor_maps=tensor_maps
-            ).tile
+            pick_forward(typical(head_dim, head_dim, causal, tensor_maps, seqlen_q), named_device("H200")).tile
             for tensor_maps in (False, True)
         )
         assert dense == replace(tensor, stages=dense.stages, q_kept=dense.q_kept, mask_by_warp=dense.mask_by_warp)
@@ -84,44 +101,43 @@ def test_candidates_differ():
 
 
 FEATURES = {
-    "causal": {"causal": True},
-    "window": {"window": True},
+    "causal": {"band": "causal"},
+    "window": {"band": "window"},
     "negate": {"negate": True},
     "softcap": {"softcap": True},
     "alibi": {"alibi": True},
-    "bias_bf16": {"bias": Operand("bf16")},
-    "bias_float_row": {"bias": Operand("float", rows=False)},
-    "bias_bf16_single": {"bias": Operand("bf16", pairs=False)},
-    "mask": {"mask": Operand("bool")},
-    "mask_row_single": {"mask": Operand("bool", rows=False, pairs=False)},
+    "bias_bf16": {"bias": ScoreArray("bf16")},
+    "bias_float_row": {"bias": ScoreArray("float", rows=False)},
+    "bias_bf16_single": {"bias": ScoreArray("bf16", pairs=False)},
+    "mask": {"mask": ScoreArray("bool")},
+    "mask_row_single": {"mask": ScoreArray("bool", rows=False, pairs=False)},
     "sinks": {"sinks": True},
     "padded": {"padded": True},
     "dropout": {"dropout": True},
 }
 
 
-def test_features_are_fields_of_a_kernel_and_of_its_name():
-    assert {f.name for f in fields(Features)} <= {f.name for f in fields(KernelSpec)}
-    names = {"": forward_spec(64, 64, named_device("A100"))[0].name}
+def test_each_feature_is_in_a_kernel_and_in_its_name():
+    assert {f.name for f in fields(Features)} - {"scaled"} == {name for one in FEATURES.values() for name in one}
+    names = {"": spec_with().name}
     for name, feature in FEATURES.items():
-        names[name] = forward_spec(64, 64, named_device("A100"), **feature)[0].name
-        assert names[name].endswith("_" + name)
+        spec = spec_with(**feature)
+        assert spec.features == Features(**feature)
+        assert spec.name.endswith("_" + name)
+        names[name] = spec.name
     assert len(set(names.values())) == len(names)
 
 
-def test_a_window_makes_one_kernel_with_causal_or_without():
-    spec = forward_spec(64, 64, named_device("A100"), causal=True, window=True)[0]
-    assert spec == forward_spec(64, 64, named_device("A100"), window=True)[0]
-    assert "WindowMask" in spec.render()
-
-
 def test_score_modifiers_come_in_their_order():
-    both = forward_spec(
-        64, 64, named_device("A100"), mask=Operand("bool", rows=False), bias=Operand("float", pairs=False), alibi=True,
-        softcap=True, scaled=True,
-    )[0]  # fmt: skip
+    both = Features(
+        mask=ScoreArray("bool", rows=False),
+        bias=ScoreArray("float", pairs=False),
+        alibi=True,
+        softcap=True,
+        scaled=True,
+    )
     assert (
-        both.score_modifiers()
+        score_modifiers(both)
         == "ScoreMods<Softcap, Scaled, Alibi<false>, Bias<float, true, false>, BoolMask<false, true>>"
     )
     for name, expected in (
@@ -132,75 +148,82 @@ def test_score_modifiers_come_in_their_order():
         ("bias_bf16", "ScoreMods<Bias<bf16, true, true>>"),
         ("mask", "ScoreMods<BoolMask<true, true>>"),
     ):
-        assert forward_spec(64, 64, named_device("A100"), **FEATURES[name])[0].score_modifiers() == expected
-
-
-def test_each_feature_is_a_type_of_its_own():
-    def types(**features):
-        text = forward_spec(64, 64, named_device("A100"), "bf16", **features)[0].render()
-        return text.split("},")[1].split(">;\n")[0].strip()
-
-    assert types() == "bf16, FullLengths, NoMask, ScoreMods<>, NoDropout, DenseKV, WriteOut<bf16, true, false>"
-    assert types(
-        causal=True, padded=True, sinks=True, dropout=True, mask=Operand("bool", pairs=False), out_vectors=False
-    ) == (
-        "bf16, PaddedLengths, CausalMask, ScoreMods<BoolMask<true, false>>, Dropout, DenseKV, "
-        "WriteOut<bf16, false, true>"
-    )  # fmt: skip
+        assert score_modifiers(Features(**FEATURES[name])) == expected
 
 
 @pytest.mark.parametrize("device", NAMED_DEVICES.values(), ids=lambda device: device.name)
 def test_every_feature_has_a_tile_on_every_card(device):
     for head_dim, feature in itertools.product(DIMS, FEATURES.values()):
-        spec, _ = forward_spec(head_dim, head_dim, device, **feature)
+        spec, _ = forward_spec(Structure.typical(head_dim, features=Features(**feature)), device)
         assert infeasible(spec.tile, device) is None
-        if spec.dropout:
+        if spec.features.dropout:
             assert spec.tile.block_n % 32 == 0
-        if spec.padded:
-            assert spec.kv == "dense"
+        if spec.features.padded:
+            assert spec.transport == "cp_async"
 
 
 def test_kernels_that_cannot_be_are_refused():
-    spec = forward_spec(64, 64, named_device("H200"), "f16")[0]
-    assert spec.kv == "tensor"
-    for changed, message in (
+    spec = forward_spec(Structure.typical(64, dtype="f16"), named_device("H200"))[0]
+    assert spec.transport == "tensor"
+    for features, message in (
         ({"padded": True}, "tensor maps"),
-        ({"bias": Operand("bf16")}, "bias of f16 or float, got bf16"),
-        ({"mask": Operand("f16")}, "a mask is bool, got f16"),
-        ({"negate": True, "softcap": True}, "nothing is left to negate"),
+        ({"bias": ScoreArray("bf16")}, "of f16 or float, got bf16"),
     ):
         with pytest.raises(ValueError, match=message):
-            replace(spec, **changed)
+            replace(spec, features=Features(**features))
+    for features, message in (
+        ({"mask": ScoreArray("f16")}, "a mask is bool, got f16"),
+        ({"negate": True, "softcap": True}, "nothing is left to negate"),
+        ({"band": "diagonal"}, "band must be one of full, causal, window, got 'diagonal'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Features(**features)
+
+
+def test_a_given_kernel_must_be_able_to_do_what_is_asked():
+    device = named_device("H200")
+    structure = Structure.typical(64, dtype="f16")
+    spec, _ = forward_spec(structure, device)
+    assert forward_plan_with(spec, structure, device).launches == plan_forward(structure, device).launches
+    for other, message in (
+        (replace(structure, dtype="bf16", out_dtype="bf16"), "dtypes"),
+        (replace(structure, head_dim=128), "head dims"),
+        (replace(structure, features=Features("causal")), "features"),
+        (replace(structure, out_vectors=False), "by 16 bytes"),
+        (replace(structure, tensor_maps=False), "tensor maps"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            forward_plan_with(spec, other, device)
 
 
 def test_plans_are_cached_by_structure():
     """A growing cache, another scale, other strides: the same plan, by identity."""
     device = named_device("H200")
-    first = plan_forward(problem(causal=True), device)
-    assert plan_forward(problem(causal=True, seqlen_k=501), device) is first
-    assert plan_forward(problem(causal=True, softmax_scale=0.3), device) is first
-    assert plan_forward(problem(causal=True, align=7), device) is first
-    assert plan_forward(problem(causal=True, batch=1, heads=8), device) is first
-    assert plan_forward(problem(), device) is not first
-    assert plan_forward(problem(causal=True, seqlen_q=301), device) is not first
-    assert plan_forward(problem(causal=True, softmax_scale=-0.3), device).spec.negate
-    assert plan_forward(problem(causal=True), named_device("A100")).device.target == "sm_80"
+    first = plan_forward(problem(causal=True).structure, device)
+    assert plan_forward(problem(causal=True, seqlen_k=501).structure, device) is first
+    assert plan_forward(problem(causal=True, softmax_scale=0.3).structure, device) is first
+    assert plan_forward(problem(causal=True, align=7).structure, device) is first
+    assert plan_forward(problem(causal=True, batch=1, heads=8).structure, device) is first
+    assert plan_forward(problem().structure, device) is not first
+    assert plan_forward(problem(causal=True, seqlen_q=301).structure, device) is not first
+    assert plan_forward(problem(causal=True, softmax_scale=-0.3).structure, device).kernels[0].spec.features.negate
 
 
 def test_the_grid_covers_every_row_once():
-    plan = plan_forward(problem(batch=3, heads=6, seqlen_q=300), named_device("H200"))
-    rows = plan.spec.tile.block_m
-    assert plan.num_m_blocks * rows >= 300 > (plan.num_m_blocks - 1) * rows
-    assert plan.grid == (plan.num_m_blocks * 18, 1, 1)
+    (launch,) = plan_forward(problem(batch=3, heads=6, seqlen_q=300).structure, named_device("H200")).launches
+    rows = launch.spec.tile.block_m
+    assert launch.num_m_blocks * rows >= 300 > (launch.num_m_blocks - 1) * rows
+    assert launch.grid == (launch.num_m_blocks * 18, 1, 1)
+    assert launch.block == (launch.spec.tile.threads, 1, 1)
 
 
 def test_a_grid_beyond_the_hardware_is_refused():
     with pytest.raises(ValueError, match="batch x heads x query tiles must be at most 2147483647"):
-        plan_forward(problem(batch=2**20, heads=2**12, heads_k=1, seqlen_q=1), named_device("H200"))
+        plan_forward(problem(batch=2**20, heads=2**12, heads_k=1, seqlen_q=1).structure, named_device("H200"))
 
 
 def test_a_plan_explains_itself():
-    text = plan_forward(problem(head_dim=128), named_device("H200")).explain()
+    text = plan_forward(problem(head_dim=128).structure, named_device("H200")).explain()
     for part in ("H200", "query rows", "bytes of shared memory", "blocks per SM", "registers"):
         assert part in text
 
@@ -210,10 +233,8 @@ def test_the_arguments_say_what_the_problem_says():
         batch=2, seqlen_q=5, seqlen_k=9, heads=6, heads_k=3, head_dim=40, head_dim_v=24,
         dtype=ml_dtypes.bfloat16, causal=True, softmax_scale=-0.5, align=-3,
     )  # fmt: skip
-    plan = plan_forward(p, named_device("A100"))
-    args = np.frombuffer(
-        encode_forward(p, plan, {"q": 1, "k": 2, "v": 3, "out": 4, "lse": 5, "diagonal_offsets": 6}), FWD_PARAMS.dtype
-    )[0]
+    bindings = {"q": 1, "k": 2, "v": 3, "out": 4, "lse": 5, "diagonal_offsets": 6}
+    args = arguments(p, **bindings)
     assert [args[name] for name in ("q", "k", "v", "out", "lse", "diagonal_offsets")] == [1, 2, 3, 4, 5, 6]
     assert [args[f"q_stride_{axis}"] for axis in ("batch", "seq", "head")] == [5 * 6 * 40, 6 * 40, 40]
     assert [args[f"k_stride_{axis}"] for axis in ("batch", "seq", "head")] == [9 * 3 * 40, 3 * 40, 40]
@@ -228,8 +249,7 @@ def test_the_arguments_say_what_the_problem_says():
 
 def test_a_zero_scale_stays_out_of_the_exponent():
     p = problem(softmax_scale=0)
-    args = encode_forward(p, plan_forward(p, named_device("A100")), {})
-    assert np.frombuffer(args, FWD_PARAMS.dtype)[0]["scale_log2"] == np.finfo(np.float32).tiny
+    assert arguments(p)["scale_log2"] == np.finfo(np.float32).tiny
 
 
 def test_out_is_stored_by_vectors_only_where_it_can_be():
@@ -258,7 +278,7 @@ def test_heads_take_turns_in_equal_groups(heads, kv_heads, seqlen):
     addresses = (0, 0, 0, 0)
     for causal in (False, True):
         problem = Problem.from_arrays(q, k, k, causal=causal, addresses=addresses)
-        group = heads_per_group(problem, plan_forward(problem, named_device("H200")))
+        group = heads_per_group(problem, named_device("H200"), problem.band)
         if not causal:
             assert group == 1
             continue

@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cupy_fa2.call import flow as call
+from cupy_fa2.call import flow
+from cupy_fa2.call.cuda import CudaPlace
 from cupy_fa2.device import named_device
 from cupy_fa2.kernel.params import FWD_PARAMS
 from cupy_fa2.problem.options import Options
@@ -55,28 +56,53 @@ CUPY = SimpleNamespace(
 )
 
 
+class Place(CudaPlace):
+    """An H200 that is not there: what is launched on it is kept."""
+
+    def __init__(self, capturing=False):
+        self.xp, self.key, self.device = CUPY, 0, named_device("H200")
+        self.empty = CUPY.empty
+        self.launches = []
+        self.capturing = capturing
+
+    def load(self, spec):
+        return spec
+
+    def launch(self, kernel, launch, args):
+        self.launches.append(np.frombuffer(args[: FWD_PARAMS.size], FWD_PARAMS.dtype)[0])
+
+    def tensor_map(self, address, box):
+        return bytes(128)
+
+    def refuse_capture(self, what, remedy):
+        if self.capturing:
+            raise RuntimeError(f"{what}; {remedy}")
+
+
+PLACE = Place()
+
+
 @pytest.fixture
 def preparations(monkeypatch):
     """How many calls had to be validated and planned; the launch itself is left out."""
     seen = []
 
-    def prepare(key, *arguments):
+    def prepare(place, key, *arguments):
         seen.append(arguments)
         problem = SimpleNamespace(
             out_shape=(2, 8, 1, 64), lse_shape=(2, 1, 8), out_dtype="f16", seqlen_q=8, seqlen_k=8, num_heads=1, batch=2
         )
-        call._prepared[key] = SimpleNamespace(problem=problem, empty=True, spans=((0, 1),) * 4)
-        return call._prepared[key]
+        flow._calls[key] = SimpleNamespace(problem=problem, prepared=None, spans=((0, 1),) * 4)
+        return flow._calls[key]
 
-    monkeypatch.setattr(call, "_prepare", prepare)
-    monkeypatch.setattr(call, "_prepared", {})
-    monkeypatch.setattr("cupy_fa2.call.operands.refuse_capture", lambda *words: None)
+    monkeypatch.setattr(flow, "_prepare", prepare)
+    monkeypatch.setattr(flow, "_calls", {})
     return seen
 
 
 def launch(seqlen_k=8, address=4096, **options):
     q, k = zeros(2, 8, 1, 64, address=address), zeros(2, seqlen_k, 1, 64, address=4096)
-    return call._launch(CUPY, q, k, k, Options(**{"causal": True} | options))
+    return flow._attention(PLACE, q, k, k, Options(**{"causal": True} | options))
 
 
 def test_the_same_signature_is_prepared_once(preparations):
@@ -155,17 +181,9 @@ def test_what_equals_a_right_value_is_refused_all_the_same(preparations, change)
 @pytest.fixture
 def launched(monkeypatch):
     """The arguments of what is launched, by a plan of an H200."""
-    seen = []
-
-    def kernel(plan, args):
-        seen.append(np.frombuffer(args[: FWD_PARAMS.dtype.itemsize], FWD_PARAMS.dtype)[0])
-
-    monkeypatch.setattr(call, "_prepared", {})
-    monkeypatch.setattr(call, "cuda_device", lambda device_id: named_device("H200"))
-    monkeypatch.setattr(call, "load_cuda", lambda plan, device_id: kernel)
-    monkeypatch.setattr(call, "encode_cuda", lambda address, box: bytes(128))
-    monkeypatch.setattr("cupy_fa2.call.operands.refuse_capture", lambda *words: None)
-    return seen
+    monkeypatch.setattr(flow, "_calls", {})
+    PLACE.launches.clear()
+    return PLACE.launches
 
 
 def test_a_launch_is_given_the_addresses_of_its_operands(launched):
@@ -184,7 +202,7 @@ def test_a_launch_is_given_the_addresses_of_its_operands(launched):
         assert args["dropout_seed"] == 0
         assert (args["window_left"], args["window_right"], args["softcap"]) == (3, 0, 2)
         operands["bias"] = zeros(1, 8, 8)
-    assert len(call._prepared) == 1
+    assert len(flow._calls) == 1
     launch()
     assert not any(launched[-1][fields.get(name, name)] for name in operands)
 
@@ -243,10 +261,7 @@ CONVERTED = {
 
 @pytest.mark.parametrize(("name", "value"), [(name, x) for name, xs in CONVERTED.items() for x in xs])
 def test_nothing_is_copied_under_capture(launched, monkeypatch, name, value):
-    def refuse(what, remedy):
-        raise RuntimeError(f"{what}; {remedy}")
-
-    monkeypatch.setattr("cupy_fa2.call.operands.refuse_capture", refuse)
+    monkeypatch.setattr(PLACE, "capturing", True)
     launch(seqlens_k=zeros(2, dtype=np.int32), dropout_p=0.5, dropout_seed=3)
     with pytest.raises(RuntimeError, match=f"^{name} has to be"):
         launch(**{name: value})
@@ -294,6 +309,6 @@ def test_lengths_may_come_from_anywhere_in_any_order(launched):
 def test_bfloat16_bias(launched):
     q = zeros(2, 8, 1, 64, dtype=ml_dtypes.bfloat16)
     for dtype in (ml_dtypes.bfloat16, np.float32):
-        call._launch(CUPY, q, q, q, Options(bias=zeros(8, dtype=dtype)))
+        flow._attention(PLACE, q, q, q, Options(bias=zeros(8, dtype=dtype)))
     with pytest.raises(TypeError, match="bias must be bfloat16 or float32, got float16"):
-        call._launch(CUPY, q, q, q, Options(bias=zeros(8)))
+        flow._attention(PLACE, q, q, q, Options(bias=zeros(8)))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from cupy_fa2.device import named_device
-from cupy_fa2.kernel.forward import Operand
+from cupy_fa2.kernel.features import ScoreArray
 from cupy_fa2.kernel.params import FWD_PARAMS, MAX_WINDOW
-from cupy_fa2.plan import encode_forward, plan_forward
+from cupy_fa2.plan import encode, plan_forward
 from cupy_fa2.problem import Problem
 
 BATCH, SEQLEN_Q, SEQLEN_K, HEADS = 2, 6, 8, 4
@@ -32,7 +32,8 @@ def problem(batch=BATCH, seqlen_q=SEQLEN_Q, seqlen_k=SEQLEN_K, dtype=np.float16,
 
 
 def arguments(p, **bindings):
-    return np.frombuffer(encode_forward(p, plan_forward(p, A100), bindings), FWD_PARAMS.dtype)[0]
+    (launch,) = plan_forward(p.structure, A100).launches
+    return np.frombuffer(encode(launch, p, A100, **bindings), FWD_PARAMS.dtype)[0]
 
 
 @pytest.mark.parametrize(("options", "left", "right", "kernel"), [
@@ -49,8 +50,8 @@ def arguments(p, **bindings):
 ], ids=str)  # fmt: skip
 def test_windows(options, left, right, kernel):
     p = problem(**options)
-    assert (p.window_left, p.window_right, p.causal) == (left, right, right is not None)
-    assert f" {kernel}," in plan_forward(p, A100).spec.render()
+    assert (p.window_left, p.window_right) == (left, right)
+    assert f" {kernel}," in plan_forward(p.structure, A100).kernels[0].spec.render()
     args = arguments(p)
     assert args["window_left"] == (MAX_WINDOW if left is None else left)
     assert args["window_right"] == (MAX_WINDOW if right is None else right)
@@ -70,9 +71,9 @@ def test_the_diagonal_of_padded_batches_counts_from_the_ends():
 
 
 def test_padded_batches_do_without_tensor_maps():
-    assert plan_forward(problem(), H200).spec.kv == "tensor"
-    plan = plan_forward(problem(seqlens_k=array(BATCH, dtype=np.int32)), H200)
-    assert plan.spec.kv == "dense"
+    assert plan_forward(problem().structure, H200).kernels[0].spec.transport == "tensor"
+    plan = plan_forward(problem(seqlens_k=array(BATCH, dtype=np.int32)).structure, H200)
+    assert plan.kernels[0].spec.transport == "cp_async"
     assert "cp.async" in plan.explain()
 
 
@@ -100,7 +101,7 @@ PACKED = (HEADS * 48, 48, 8, 1)
 ], ids=str)  # fmt: skip
 def test_what_broadcasts_is_read_through_strides_of_zero(bias, strides, rows, pairs):
     p = problem(bias=bias)
-    assert (p.bias, p.strides_bias) == (Operand("float", rows, pairs), strides)
+    assert (p.bias, p.strides_bias) == (ScoreArray("float", rows, pairs), strides)
     args = arguments(p, bias=99)
     assert [args[f"bias_stride_{axis}"] for axis in ("batch", "head", "seq", "key")] == list(strides)
     assert args["bias"] == 99
@@ -123,7 +124,7 @@ def test_dtypes_of_bias_and_mask():
     assert problem(dtype=bfloat16, bias=array(SEQLEN_K, dtype=bfloat16)).bias.dtype == "bf16"
     assert problem(dtype=bfloat16, bias=array(SEQLEN_K)).bias.dtype == "float"
     p = problem(mask=array(BATCH, 1, 1, SEQLEN_K, dtype=np.bool_))
-    assert (p.mask, p.strides_mask) == (Operand("bool", rows=False), (8, 0, 0, 1))
+    assert (p.mask, p.strides_mask) == (ScoreArray("bool", rows=False), (8, 0, 0, 1))
     assert arguments(p, mask=5)["mask"] == 5
     assert arguments(p)["mask_stride_batch"] == 8
 
@@ -181,14 +182,14 @@ def test_widths_lengths_and_numbers_do_not_replan():
     """A plan is cached by what it depends on."""
     bias = array(SEQLEN_K)
     first = plan_forward(
-        problem(window=(3, 4), softcap=5, bias=bias, sinks=array(HEADS), dropout_p=0.1, dropout_seed=1), H200
+        problem(window=(3, 4), softcap=5, bias=bias, sinks=array(HEADS), dropout_p=0.1, dropout_seed=1).structure, H200
     )
     assert first is plan_forward(
         problem(
             window=(8, 1), softcap=6, bias=array(SEQLEN_K + 2), sinks=array(HEADS, strides=(5,)), dropout_p=0.3,
             dropout_seed=2, seqlen_k=SEQLEN_K + 2, align=-3,
-        ),
+        ).structure,
         H200,
     )  # fmt: skip
     for other in ({"window": (3, 4)}, {"softcap": 5}, {"bias": bias}, {"bias": array(SEQLEN_K, dtype=np.float16)}):
-        assert plan_forward(problem(**other), H200) is not plan_forward(problem(), H200)
+        assert plan_forward(problem(**other).structure, H200) is not plan_forward(problem().structure, H200)

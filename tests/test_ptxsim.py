@@ -13,7 +13,7 @@ from test_isa import run_ptx
 from test_ptxsim_memory import aligned
 
 from cupy_fa2 import ptxsim
-from cupy_fa2.ptxsim.hazards import WARP_STEP, SharedHazards, after_block_barrier, first_moments
+from cupy_fa2.ptxsim.ordering.hazards import WARP_STEP, SharedHazards, after_block_barrier, first_moments
 
 TILE = ".shared .align 16 .b8 tile[4096]; .reg .b32 base, at; mov.u32 base, tile; mad.lo.u32 at, %w, 4, base;"
 
@@ -398,7 +398,7 @@ def test_launches_that_cannot_be() -> None:
 
     go()
     go(shared=163 * 1024)
-    go(shared=200 * 1024, device=ptxsim.Device("H200", 227 * 1024))
+    go(shared=200 * 1024, card=ptxsim.Card("H200", 227 * 1024))
     with pytest.raises(ptxsim.LaunchError, match="65535"):
         ptxsim.launch(kernel, (1, 65536, 1), (32, 1, 1), 0, b"1234", memory)
     for bad in ({"grid": 0}, {"block": 33}, {"block": 2048}, {"shared": 164 * 1024}, {"params": b"123"}):
@@ -414,7 +414,7 @@ def test_launches_that_cannot_be() -> None:
         (".visible .entry k() { bra NOWHERE; }", "NOWHERE"),
         (".visible .entry k() { mov.u32 %r1, 0; }", "%r1"),
         (".visible .entry k() { .reg .b32 %r<2>; mov.u32 %r2, 0; }", "%r2"),
-        (".visible .entry k() { .reg .b32 x; mov.u32 x, y; }", "y"),
+        (".visible .entry k() { .reg .b32 x; mov.u32 x, y; }", "neither .* variable: y"),
         (".visible .entry k() { .local .b8 depot[8]; ret; }", "local memory"),
         (".visible .entry k() { .reg .b128 x; ret; }", "b128"),
         (".visible .entry k() { .surprise; ret; }", "surprise"),

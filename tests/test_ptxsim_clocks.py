@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cupy_fa2 import ptxsim
-from cupy_fa2.ptxsim.clocks import Clocks
-from cupy_fa2.ptxsim.hazards import WARP_STEP, SharedHazards, after_block_barrier, first_moments, whole_warp
+from cupy_fa2.ptxsim.ordering.clocks import Clocks
+from cupy_fa2.ptxsim.ordering.hazards import WARP_STEP, SharedHazards, after_block_barrier, first_moments, whole_warp
 
 THREADS = [0, 1, 32, 33]
 Step = tuple[str, int, int]

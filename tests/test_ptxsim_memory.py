@@ -10,8 +10,8 @@ from hypothesis.extra import numpy as hnp
 from test_isa import run_ptx
 
 from cupy_fa2 import ptxsim
-from cupy_fa2.ptxsim.elements import ElementGrid
-from cupy_fa2.ptxsim.memory import GlobalMemory
+from cupy_fa2.ptxsim.memory.elements import ElementGrid
+from cupy_fa2.ptxsim.memory.global_memory import GlobalMemory
 
 LANES = np.arange(32)
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}

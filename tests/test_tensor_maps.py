@@ -9,31 +9,25 @@ import pytest
 from conftest import example
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_tools import problem_of
 
 import cupy_fa2
-from cupy_fa2.call import flow as call
-from cupy_fa2.call.tensormap import key_value_boxes
+from cupy_fa2.call import flow
 from cupy_fa2.device import named_device
 from cupy_fa2.plan import plan_forward
-from cupy_fa2.problem import Problem
 from cupy_fa2.testing import DTYPES, Example, assert_attention_close, poisoned
 
 H200 = named_device("H200")
-
-
-def problem_of(q, k, v, **options):
-    addresses = tuple(x.__array_interface__["data"][0] for x in (q, k, v))
-    return Problem.from_arrays(q, k, v, addresses=(*addresses, 0), **options)
 
 
 def simulate(e: Example, arrays=None, **options):
     """Out, lse and whether tensor maps were taken."""
     q, k, v = arrays or e.arrays()
     options = {**e.options, **options}
-    plan = plan_forward(problem_of(q, k, v, **options), H200)
+    plan = plan_forward(problem_of(q, k, v, **options).structure, H200)
     with cupy_fa2.simulator("H200"):
         out, lse = cupy_fa2.flash_attention(q, k, v, return_lse=True, **options)
-    return out, lse, plan.spec.kv == "tensor"
+    return out, lse, plan.kernels[0].spec.transport == "tensor"
 
 
 @settings(max_examples=20)
@@ -120,11 +114,11 @@ def test_a_map_says_what_the_array_is():
         e = example("float16", 2, 8, 16, 4, 64, num_heads_k=2, head_dim_v=64, layout=layout)
         q, k, v = e.arrays()
         p = problem_of(q, k, v, layout=layout)
-        plan = plan_forward(p, H200)
-        for box, x in zip(key_value_boxes(p, plan), (k, v), strict=True):
+        (launch,) = plan_forward(p.structure, H200).launches
+        for box, x in zip(launch.boxes(p).values(), (k, v), strict=True):
             assert box.dims == tuple(x.shape[axis] for axis in order)
             assert box.strides == tuple(x.strides[axis] for axis in order[1:])
-            assert box.box == (64, plan.spec.tile.block_n, 1, 1)
+            assert box.box == (64, launch.spec.tile.block_n, 1, 1)
 
 
 @pytest.mark.gpu
@@ -150,4 +144,4 @@ def test_maps_follow_the_addresses(cp):
     for (a, out_a), (b, out_b) in itertools.pairwise(zip(arrays, outs, strict=True)):
         assert a[1].data.ptr != b[1].data.ptr
         assert out_a.get().tobytes() != out_b.get().tobytes()
-    assert all(len(prepared.maps) <= 64 for prepared in call._prepared.values())
+    assert all(len(step.maps) <= 64 for call in flow._calls.values() for step in call.prepared.steps)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/ptx.cuh"
+#include "params.cuh"
 
 namespace fa2 {
 
@@ -12,8 +13,7 @@ struct MmaCeiling {
   static constexpr int kA = 2;
   static constexpr int kB = 4;
 
-  // `sink`: one float per thread. Storing the sums keeps the work from being removed.
-  static void run(float* sink, int iterations) {
+  static void run(const CeilingParams& params) {
     const u32 thread = blockIdx.x * blockDim.x + threadIdx.x;
     u32 state = thread;
     u32 a[kA][4], b[kB][2];
@@ -23,7 +23,7 @@ struct MmaCeiling {
       for (u32& word : piece) word = operand(state);
     float sums[kA][kB][4] = {};
 #pragma unroll 4
-    for (int i = 0; i < iterations; ++i)
+    for (int i = 0; i < params.iterations; ++i)
 #pragma unroll
       for (int m = 0; m < kA; ++m)
 #pragma unroll
@@ -32,7 +32,7 @@ struct MmaCeiling {
     for (const auto& row : sums)
       for (const auto& piece : row)
         for (float value : piece) total += value;
-    sink[thread] = total;
+    reinterpret_cast<float*>(params.sink)[thread] = total;  // stored, or the compiler would remove the work
   }
 
  private:

@@ -15,6 +15,7 @@ from cupy_fa2.cli.ceiling import mma_ceiling
 from cupy_fa2.cli.measure import attention_by_hand, attention_flop, median_ms, peak_bytes
 from cupy_fa2.compile import build
 from cupy_fa2.device import Device
+from cupy_fa2.kernel.base import target
 from cupy_fa2.plan import plan_forward
 from cupy_fa2.problem import Problem
 from cupy_fa2.testing import lse_tolerance, random_qkv, sample_rows, tolerance
@@ -149,7 +150,8 @@ def measure_on_gpu(sizes: Sizes, host_qkv: Any, qkv: Any, causal: bool, device: 
 
     q, k, v = qkv
     problem = Problem.from_arrays(q, k, v, causal=causal, addresses=(q.data.ptr, k.data.ptr, v.data.ptr, 0))
-    plan = plan_forward(problem, device)
+    plan = plan_forward(problem.structure, device)
+    spec = plan.kernels[0].spec
     begin = time.perf_counter()
     out, lse = flash_attention(q, k, v, causal=causal, return_lse=True)
     cupy.cuda.get_current_stream().synchronize()
@@ -160,12 +162,12 @@ def measure_on_gpu(sizes: Sizes, host_qkv: Any, qkv: Any, causal: bool, device: 
         return flash_attention(q, k, v, causal=causal)
 
     ms = median_ms(call, repeat=REPEAT)
-    binary = build(plan.spec, device.target)
+    binary = build(spec, target(spec, device))
     flop = attention_flop(sizes.batch, sizes.heads, sizes.seqlen, sizes.head_dim, causal)
     return {
         "causal": causal,
         "check": check.to_dict(),
-        "kernel": plan.spec.name,
+        "kernel": spec.name,
         "plan": plan.explain(),
         "registers": binary.registers,
         "spill_bytes": binary.spill_bytes,

@@ -1,26 +1,27 @@
-"""What a kernel is: the mirror of the C++ template's parameters, and the translation unit it renders to.
+"""The forward kernel: the mirror of its C++ template's parameters, and the translation unit they render to.
 
-A :class:`KernelSpec` names one instance. Everything that changes the machine code is in it, nothing else is; equal
-specs are the same kernel, and its :attr:`~KernelSpec.name` says which.
+A :class:`FwdSpec` names one instance. Everything that changes the machine code is in it, nothing else is; equal specs
+are the same kernel, and its :attr:`~FwdSpec.name` says which.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["DTYPES", "ENTRY", "Features", "FwdTile", "KernelSpec", "Operand"]
+from cupy_fa2.kernel.features import BANDS, PLAIN, Features, score_modifiers
+from cupy_fa2.kernel.params import FWD_PARAMS, FWD_TENSOR_PARAMS, ParamStruct
+
+__all__ = ["DTYPES", "TRANSPORTS", "FwdSpec", "FwdTile"]
 
 #: The element types of q, k and v, as the kernels call them.
 DTYPES = ("f16", "bf16")
 
-#: How K and V come -> the policy's C++ name, the header it is in, and the argument struct.
-KV_POLICIES = {
-    "dense": ("DenseKV", "policy/kv.cuh", "FwdParams"),
-    "tensor": ("TensorKV", "policy/tensor_kv.cuh", "FwdTensorParams"),
+#: How tiles of K and V come into shared memory -> the policy's C++ name, the header it is in, the argument struct:
+#: by cp.async from any strides, or through tensor maps (sm_90 and later).
+TRANSPORTS = {
+    "cp_async": ("DenseKV", "policy/kv.cuh", FWD_PARAMS),
+    "tensor": ("TensorKV", "policy/tensor_kv.cuh", FWD_TENSOR_PARAMS),
 }
-
-#: Name of the kernel in every module.
-ENTRY = "flash_fwd"
 
 
 @dataclass(frozen=True)
@@ -107,59 +108,8 @@ class FwdTile:
 
 
 @dataclass(frozen=True)
-class Operand:
-    """An array over (batch, num_heads, seqlen_q, seqlen_k) that a kernel reads beside its scores.
-
-    Attributes
-    ----------
-    dtype : {"f16", "bf16", "float", "bool"}
-        The last for masks alone.
-    rows : bool
-        Whether values differ from query to query.
-    pairs : bool
-        Whether two adjacent keys can be read by one aligned load.
-    """
-
-    dtype: str
-    rows: bool = True
-    pairs: bool = True
-
-    def arguments(self) -> str:
-        """What a C++ template wants to know beside the dtype."""
-        return f"{str(self.rows).lower()}, {str(self.pairs).lower()}"
-
-    def suffix(self) -> str:
-        """As a part of a kernel's name."""
-        return ("" if self.rows else "_row") + ("" if self.pairs else "_single")
-
-
-@dataclass(frozen=True)
-class Features:
-    """What a problem asks of its kernel beside types and sizes: fields of `KernelSpec`, which says what they mean."""
-
-    causal: bool = False
-    window: bool = False
-    negate: bool = False
-    softcap: bool = False
-    scaled: bool = False
-    alibi: bool = False
-    bias: Operand | None = None
-    mask: Operand | None = None
-    sinks: bool = False
-    padded: bool = False
-    dropout: bool = False
-
-    @property
-    def load(self) -> int:
-        """How many registers of the main loop they take, in a coarse unit: see `plan.pick`."""
-        modifiers = (self.negate, self.softcap, self.scaled, self.alibi)
-        operands = (1 + x.rows + 3 * (not x.pairs) for x in (self.bias, self.mask) if x is not None)
-        return sum(modifiers) + sum(operands) + 2 * self.dropout
-
-
-@dataclass(frozen=True)
-class KernelSpec:
-    """One kernel instance.
+class FwdSpec:
+    """One forward kernel.
 
     Attributes
     ----------
@@ -168,74 +118,64 @@ class KernelSpec:
         Element type of q, k and v.
     out_dtype : {"f16", "bf16", "float"}
         Element type of out.
-    causal : bool
-        Whether keys more than ``window_right`` beyond the diagonal are hidden.
-    negate : bool
-        Whether scores change sign: for a negative softmax scale, where nothing takes the scale with its sign.
-    kv : {"dense", "tensor"}
-        How K and V come: by cp.async from any strides, or through tensor maps (sm_90 and later).
+    features : Features
     out_vectors : bool
         Whether out is stored by 16 bytes: aligned rows of adjacent elements, head_dim_v a multiple of 8.
+    transport : {"cp_async", "tensor"}
+        How K and V come: by cp.async from any strides, or through tensor maps (sm_90 and later). Padded sequences want
+        the first: tensor maps know only the array's end, not that of each batch element.
     min_blocks : int
         Blocks that must fit on a multiprocessor together; bounds the registers.
-    window : bool
-        Whether keys more than ``window_left`` before the diagonal are hidden. This mask reads both bounds, so `causal`
-        makes no other kernel of it.
-    softcap, alibi : bool
-        Whether scores are capped, and whether they fall with the distance from the diagonal.
-    scaled : bool
-        Whether scores are brought to log2 before slopes and biases are added, which otherwise are divided by the
-        scores' unit: for units that allow no division.
-    bias, mask : Operand, optional
-        What is added to the scores, and what says which are hidden.
-    sinks : bool
-        Whether each head has a logit more, without a value.
-    padded : bool
-        Whether batch elements have lengths of their own. Wants dense keys: tensor maps know only the array's end.
-    dropout : bool
-        Whether probabilities are dropped.
     """
 
     tile: FwdTile
     dtype: str
     out_dtype: str
-    causal: bool = False
-    negate: bool = False
+    features: Features = PLAIN
     out_vectors: bool = True
-    kv: str = "dense"
+    transport: str = "cp_async"
     min_blocks: int = 1
-    window: bool = False
-    softcap: bool = False
-    scaled: bool = False
-    alibi: bool = False
-    bias: Operand | None = None
-    mask: Operand | None = None
-    sinks: bool = False
-    padded: bool = False
-    dropout: bool = False
 
     def __post_init__(self) -> None:
+        bias = self.features.bias
         if self.dtype not in DTYPES or self.out_dtype not in (self.dtype, "float"):
             raise ValueError(f"no kernel takes {self.dtype} and gives {self.out_dtype}")
-        if self.kv not in KV_POLICIES:
-            raise ValueError(f"kv must be one of {', '.join(KV_POLICIES)}, got {self.kv!r}")
-        if self.kv == "tensor" and (self.tile.stages < 2 or self.tile.head_dim % 64 or self.tile.head_dim_v % 64):
-            raise ValueError(f"tensor maps want two stages and head dims that are multiples of 64, got {self.tile}")
-        if self.kv == "dense" and self.tile.stages > 2:
+        if self.transport not in TRANSPORTS:
+            raise ValueError(f"transport must be one of {', '.join(TRANSPORTS)}, got {self.transport!r}")
+        if self.transport == "tensor":
+            if self.tile.stages < 2 or self.tile.head_dim % 64 or self.tile.head_dim_v % 64:
+                raise ValueError(f"tensor maps want two stages and head dims that are multiples of 64, got {self.tile}")
+            if self.features.padded:
+                raise ValueError("tensor maps know only the array's end, not that of each batch element")
+        elif self.tile.stages > 2:
             raise ValueError(f"cp.async has one stage or two, got {self.tile}")
-        if self.kv == "tensor" and self.padded:
-            raise ValueError("tensor maps know only the array's end, not that of each batch element")
-        if self.bias is not None and self.bias.dtype not in (self.dtype, "float"):
-            raise ValueError(f"a kernel for {self.dtype} adds a bias of {self.dtype} or float, got {self.bias.dtype}")
-        if self.mask is not None and self.mask.dtype != "bool":
-            raise ValueError(f"a mask is bool, got {self.mask.dtype}")
-        if self.negate and (self.softcap or self.alibi or self.bias):
-            raise ValueError("softcap, alibi and bias take the scale with its sign: nothing is left to negate")
+        if bias is not None and bias.dtype not in (self.dtype, "float"):
+            raise ValueError(f"a kernel for {self.dtype} adds a bias of {self.dtype} or float, got {bias.dtype}")
+
+    @property
+    def entry(self) -> str:
+        """Name of the kernel's function."""
+        return "flash_fwd"
+
+    @property
+    def params(self) -> ParamStruct:
+        """The struct that it takes by value."""
+        return TRANSPORTS[self.transport][2]
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.tile.threads
+
+    @property
+    def arch_specific(self) -> bool:
+        """Nothing here is: any GPU from sm_80 on runs it, and with tensor maps from sm_90 on."""
+        return False
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: its tiles, and with tensor maps three barriers a stage."""
-        return self.tile.shared_bytes + (self.tile.stages * 3 * 8 if self.kv == "tensor" else 0)
+        return self.tile.shared_bytes + (self.tile.stages * 3 * 8 if self.transport == "tensor" else 0)
 
     @property
     def name(self) -> str:
@@ -254,43 +194,25 @@ class KernelSpec:
         parts += [f"q{t.q_kept}"] if t.q_kept else []
         parts += ["bywarp"] if t.mask_by_warp else []
         parts += [f"team{t.team}"] if t.team > 1 else []
-        parts += ["tensor"] if self.kv == "tensor" else []
-        parts += ["window"] if self.window else ["causal"] if self.causal else []
-        parts += ["negate"] if self.negate else []
+        parts += ["tensor"] if self.transport == "tensor" else []
         parts += ["out32"] if self.out_dtype == "float" else []
         parts += [] if self.out_vectors else ["elements"]
         parts += [f"min{self.min_blocks}"] if self.min_blocks != 1 else []
-        parts += ["softcap"] if self.softcap else []
-        parts += ["scaled"] if self.scaled else []
-        parts += ["alibi"] if self.alibi else []
-        parts += [f"bias_{self.bias.dtype}{self.bias.suffix()}"] if self.bias else []
-        parts += [f"mask{self.mask.suffix()}"] if self.mask else []
-        parts += [name for name in ("sinks", "padded", "dropout") if getattr(self, name)]
-        return "_".join(parts)
-
-    def score_modifiers(self) -> str:
-        """What happens to scores before the softmax, in order, as a C++ type."""
-        mods = ["Negate"] if self.negate else []
-        mods += ["Softcap"] if self.softcap else []
-        mods += ["Scaled"] if self.scaled else []
-        mods += [f"Alibi<{str(not (self.softcap or self.scaled)).lower()}>"] if self.alibi else []
-        mods += [f"Bias<{self.bias.dtype}, {self.bias.arguments()}>"] if self.bias else []
-        mods += [f"BoolMask<{self.mask.arguments()}>"] if self.mask else []
-        return f"ScoreMods<{', '.join(mods)}>"
+        return "_".join(parts + self.features.name_parts())
 
     def render(self) -> str:
         """The translation unit."""
-        mask = "WindowMask" if self.window else "CausalMask" if self.causal else "NoMask"
-        lengths = "PaddedLengths" if self.padded else "FullLengths"
-        dropout = "Dropout" if self.dropout else "NoDropout"
-        epilogue = f"WriteOut<{self.out_dtype}, {str(self.out_vectors).lower()}, {str(self.sinks).lower()}>"
-        kv, header, argument = KV_POLICIES[self.kv]
+        lengths = "PaddedLengths" if self.features.padded else "FullLengths"
+        dropout = "Dropout" if self.features.dropout else "NoDropout"
+        epilogue = f"WriteOut<{self.out_dtype}, {str(self.out_vectors).lower()}, {str(self.features.sinks).lower()}>"
+        kv, header, params = TRANSPORTS[self.transport]
+        policies = [lengths, BANDS[self.features.band], score_modifiers(self.features), dropout, kv, epilogue]
         return f"""#include "sm80/fwd.cuh"
 #include "{header}"
 using namespace fa2;
 using Kernel = FwdKernel<{self.tile.render()},
-                         {self.dtype}, {lengths}, {mask}, {self.score_modifiers()}, {dropout}, {kv}, {epilogue}>;
+                         {self.dtype}, {", ".join(policies)}>;
 static_assert(Kernel::kThreads == {self.tile.threads} && Kernel::kSharedBytes == {self.shared_bytes});
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, {self.min_blocks})
-{ENTRY}(const __grid_constant__ {argument} params) {{ Kernel::run(params); }}
+{self.entry}(const __grid_constant__ {params.name} params) {{ Kernel::run(params); }}
 """

@@ -23,6 +23,7 @@ import numpy as np
 __all__ = [
     "ABI_VERSION",
     "ATTENTION_PARAMS",
+    "CEILING_PARAMS",
     "DROPOUT_ONE",
     "FWD_PARAMS",
     "FWD_TENSOR_PARAMS",
@@ -114,6 +115,11 @@ class Field:
         """The array or buffer whose address or map this is."""
         return self.argument or self.name
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the field."""
+        return _KINDS[self.kind].bytes
+
 
 @dataclass(frozen=True)
 class ParamStruct:
@@ -154,7 +160,7 @@ class ParamStruct:
     def size(self) -> int:
         """Bytes of the struct: a whole number of its alignment."""
         last = self.fields[-1]
-        end = self._offsets[last.name] + _KINDS[last.kind].bytes
+        end = self._offsets[last.name] + last.nbytes
         return -(-end // self.alignment) * self.alignment
 
     @functools.cached_property
@@ -177,6 +183,10 @@ class ParamStruct:
         """Where a field begins, in bytes."""
         return self._offsets[name]
 
+    def pack_code(self, name: str) -> str:
+        """A field's type in the words of `struct`."""
+        return next(_KINDS[field.kind].pack_code for field in self.fields if field.name == name)
+
     def of_source(self, *sources: Source) -> tuple[Field, ...]:
         """The fields whose values come from there."""
         return tuple(field for field in self.fields if field.source in sources)
@@ -187,7 +197,7 @@ class ParamStruct:
         for field in self.fields:
             gap = self._offsets[field.name] - end
             codes += (f"{gap}x" if gap else "") + _KINDS[field.kind].pack_code
-            end = self._offsets[field.name] + _KINDS[field.kind].bytes
+            end = self._offsets[field.name] + field.nbytes
         return struct.Struct(codes + (f"{self.size - end}x" if self.size > end else ""))
 
     def pack(self, values: Mapping[str, Any]) -> bytes:
@@ -330,8 +340,17 @@ FWD_TENSOR_PARAMS = ParamStruct(
     base=FWD_PARAMS,
 )
 
+#: The measuring kernel's (bench/mma_ceiling.cuh).
+CEILING_PARAMS = ParamStruct(
+    "CeilingParams",
+    (
+        Field("sink", "u8", Source.ADDRESS, "one float32 per thread"),
+        Field("iterations", "i4", Source.PLAN, "passes of the loop"),
+    ),
+)
+
 #: Every struct that a kernel of ``cuda_src`` may name, bases first.
-STRUCTS = (ATTENTION_PARAMS, FWD_PARAMS, FWD_TENSOR_PARAMS)
+STRUCTS = (ATTENTION_PARAMS, FWD_PARAMS, FWD_TENSOR_PARAMS, CEILING_PARAMS)
 
 
 def render_header() -> str:

@@ -3,6 +3,19 @@
 Pure, so that the plan of any card can be made anywhere.
 """
 
-from cupy_fa2.plan.forward import MAX_GRID, Plan, encode_forward, forward_spec, heads_per_group, plan_forward
+from cupy_fa2.plan.encode import encode
+from cupy_fa2.plan.forward import FwdLaunch, forward_plan_with, forward_spec, plan_forward
+from cupy_fa2.plan.plan import MAX_GRID, Buffer, Fill, Launch, Plan
 
-__all__ = ["MAX_GRID", "Plan", "encode_forward", "forward_spec", "heads_per_group", "plan_forward"]
+__all__ = [
+    "MAX_GRID",
+    "Buffer",
+    "Fill",
+    "FwdLaunch",
+    "Launch",
+    "Plan",
+    "encode",
+    "forward_plan_with",
+    "forward_spec",
+    "plan_forward",
+]

@@ -1,192 +1,159 @@
-"""From a problem to a launch: which kernel, which grid, which arguments."""
+"""The plan of a forward call: which kernel, which grid."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from cupy_fa2.device import Device
-from cupy_fa2.kernel.forward import Features, KernelSpec
-from cupy_fa2.kernel.params import ABI_VERSION, FWD_PARAMS, FWD_TENSOR_PARAMS
+from cupy_fa2.kernel.features import Features
+from cupy_fa2.kernel.forward import FwdSpec
+from cupy_fa2.kernel.tensor_box import TensorBox, key_box
 from cupy_fa2.plan.feasible import accumulator_registers, blocks_by_shared_memory
 from cupy_fa2.plan.pick import pick_forward
-from cupy_fa2.problem import Problem
+from cupy_fa2.plan.plan import MAX_GRID, Launch, Plan
+from cupy_fa2.problem import Problem, Structure
 
-__all__ = ["MAX_GRID", "Plan", "encode_forward", "forward_spec", "heads_per_group", "plan_forward"]
-
-#: Blocks along x, the one grid dimension that is used; the others end at 65,535.
-MAX_GRID = 2**31 - 1
+__all__ = ["FwdLaunch", "forward_plan_with", "forward_spec", "heads_per_group", "plan_forward"]
 
 #: Of short sequences more heads would fit L2, and are slower: docs/notebook.md, 25.
 MOST_HEADS_PER_GROUP = 32
 
+#: Options that are arrays which a kernel reads, by the feature that they need.
+_ARRAYS = {"alibi": "alibi_slopes", "bias": "bias", "mask": "mask", "sinks": "sinks", "dropout": "dropout_seed"}
+
 
 @dataclass(frozen=True)
-class Plan:
-    """How one problem runs on one device.
+class FwdLaunch(Launch):
+    """A launch of the forward kernel: one block for each tile of query rows of each head.
 
     Attributes
     ----------
-    spec : KernelSpec
-    device : Device
     num_m_blocks : int
         Query tiles per head.
-    grid, block : tuple of int
-        Blocks, and threads per block.
-    shared_bytes : int
-        Dynamic shared memory per block.
-    reason : str
-        Why this tile.
     """
 
-    spec: KernelSpec
-    device: Device
-    num_m_blocks: int
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared_bytes: int
-    reason: str
+    spec: FwdSpec
+    num_m_blocks: int = 0
 
-    def explain(self) -> str:
-        """The choice in words."""
+    def values(self, problem: Problem, device: Device) -> Mapping[str, int]:
+        """How tiles of query rows are dealt out to blocks: see core/work.cuh."""
+        group = heads_per_group(problem, device, self.spec.features.band)
+        return {
+            "num_m_blocks": self.num_m_blocks,
+            "heads_per_group": group,
+            "blocks_per_group": group * self.num_m_blocks,
+        }
+
+    def boxes(self, problem: Problem) -> Mapping[str, TensorBox]:
+        """The maps of k and v, if the kernel takes them."""
+        if self.spec.transport != "tensor":
+            return {}
+        sizes = (problem.batch, problem.seqlen_k, problem.num_heads_k)
+        block_n = self.spec.tile.block_n
+        return {
+            "k_map": key_box(problem.dtype, problem.head_dim, sizes, problem.strides_k, block_n),
+            "v_map": key_box(problem.dtype, problem.head_dim_v, sizes, problem.strides_v, block_n),
+        }
+
+    def describe(self, device: Device) -> str:
+        """The launch in words."""
         tile = self.spec.tile
         return (
-            f"{self.spec.name} on {self.device.name}: {tile.block_m} query rows x {tile.block_n} keys, "
-            f"K and V by {'tensor maps' if self.spec.kv == 'tensor' else 'cp.async'}, "
+            f"{self.spec.name} on {device.name}: {tile.block_m} query rows x {tile.block_n} keys, "
+            f"K and V by {'tensor maps' if self.spec.transport == 'tensor' else 'cp.async'}, "
             f"{tile.num_warps} warps, {tile.stages} stage(s), {self.shared_bytes} bytes of shared memory "
-            f"(room for {blocks_by_shared_memory(tile, self.device)} blocks per SM), at least "
-            f"{accumulator_registers(tile)} registers per thread; {self.grid[0]} blocks. {self.reason}."
+            f"(room for {blocks_by_shared_memory(tile, device)} blocks per SM), at least "
+            f"{accumulator_registers(tile)} registers per thread; {self.grid[0]} blocks"
         )
 
 
-def forward_spec(
-    head_dim: int,
-    head_dim_v: int,
-    device: Device,
-    dtype: str = "bf16",
-    out_dtype: str | None = None,
-    *,
-    out_vectors: bool = True,
-    tensor_maps: bool = True,
-    seqlen_q: int = 4096,
-    **features: Any,
-) -> tuple[KernelSpec, str]:
-    """The kernel that a call gets, and why; arguments as `KernelSpec`, `pick_forward` and `Features` have them."""
-    asked = Features(**features)
-    choice = pick_forward(
-        head_dim,
-        head_dim_v,
-        device,
-        causal=asked.causal,
-        seqlen_q=seqlen_q,
-        tensor_maps=tensor_maps and not asked.padded,
-        features=asked,
-        float_out=out_dtype == "float",
-    )
-    # One mask has both bounds of a window, so that one kernel serves all windows.
-    asked = replace(asked, causal=asked.causal and not asked.window)
-    spec = KernelSpec(
+def forward_spec(structure: Structure, device: Device) -> tuple[FwdSpec, str]:
+    """The kernel that calls of this structure get on `device`, and why."""
+    choice = pick_forward(structure, device)
+    spec = FwdSpec(
         choice.tile,
-        dtype,
-        out_dtype or dtype,
-        out_vectors=out_vectors,
-        kv=choice.kv,
-        min_blocks=choice.min_blocks,
-        **vars(asked),
+        structure.dtype,
+        structure.out_dtype,
+        structure.features,
+        structure.out_vectors,
+        choice.transport,
+        choice.min_blocks,
     )
     return spec, choice.reason
 
 
-def plan_forward(problem: Problem, device: Device) -> Plan:
-    """Choose the kernel and the grid for `problem` on `device`.
+@functools.lru_cache(maxsize=4096)
+def plan_forward(structure: Structure, device: Device) -> Plan:
+    """Choose the kernel and the grid for calls of this structure on `device`.
 
-    Pure, and cached by structure: lengths of the keys, strides, the scale's size, the diagonal, the widths of a window
-    and the like do not matter.
+    Pure, and remembered: see `Structure` for what does not matter.
 
     Raises
     ------
     ValueError
-        If the problem takes more blocks than a grid can have.
+        If it takes more blocks than a grid can have.
     """
-    return _plan_forward(
-        problem.dtype,
-        problem.out_dtype,
-        -(-problem.head_dim // 16) * 16,
-        -(-problem.head_dim_v // 16) * 16,
-        problem.features,
-        problem.out_vectors,
-        problem.tensor_maps,
-        problem.batch * problem.num_heads,
-        problem.seqlen_q,
-        device,
-    )
+    spec, reason = forward_spec(structure, device)
+    return forward_plan_with(spec, structure, device, reason)
 
 
-@functools.lru_cache(maxsize=4096)
-def _plan_forward(
-    dtype: str,
-    out_dtype: str,
-    head_dim: int,
-    head_dim_v: int,
-    features: Features,
-    out_vectors: bool,
-    tensor_maps: bool,
-    heads: int,
-    seqlen_q: int,
-    device: Device,
-) -> Plan:
-    spec, reason = forward_spec(
-        head_dim,
-        head_dim_v,
-        device,
-        dtype,
-        out_dtype,
-        out_vectors=out_vectors,
-        tensor_maps=tensor_maps,
-        seqlen_q=seqlen_q,
-        **vars(features),
-    )
-    tile = spec.tile
-    num_m_blocks = -(-seqlen_q // tile.block_m)
-    blocks = num_m_blocks * heads
+def forward_plan_with(spec: FwdSpec, structure: Structure, device: Device, reason: str = "As asked for") -> Plan:
+    """The plan with a kernel of the caller's own choice, which tests, tuners and explainers make.
+
+    Raises
+    ------
+    ValueError
+        If the kernel cannot do what calls of this structure ask for, or the grid would be too large.
+    """
+    _check_serves(spec, structure)
+    num_m_blocks = -(-structure.seqlen_q // spec.tile.block_m)
+    blocks = num_m_blocks * structure.heads
     if blocks > MAX_GRID:
         raise ValueError(
-            f"batch x heads x query tiles must be at most {MAX_GRID}, got {heads} x {num_m_blocks}; split the batch"
+            f"batch x heads x query tiles must be at most {MAX_GRID}, got {structure.heads} x {num_m_blocks}; "
+            "split the batch"
         )
-    return Plan(spec, device, num_m_blocks, (blocks, 1, 1), (tile.threads, 1, 1), spec.shared_bytes, reason)
+    launch = FwdLaunch(spec, (blocks, 1, 1), _reads(structure.features), ("out", "lse"), num_m_blocks)
+    return Plan((launch,), (), device, reason)
 
 
-def heads_per_group(problem: Problem, plan: Plan) -> int:
+def _reads(features: Features) -> tuple[str, ...]:
+    lengths = ("seqlens_q", "seqlens_k") if features.padded else ()
+    return ("q", "k", "v", "align", *lengths, *(array for name, array in _ARRAYS.items() if getattr(features, name)))
+
+
+def _check_serves(spec: FwdSpec, structure: Structure) -> None:
+    tile = spec.tile
+    for name, has, wanted in (
+        ("dtypes", (spec.dtype, spec.out_dtype), (structure.dtype, structure.out_dtype)),
+        ("head dims", (tile.head_dim, tile.head_dim_v), (structure.head_dim, structure.head_dim_v)),
+        ("features", spec.features, structure.features),
+    ):
+        if has != wanted:
+            raise ValueError(f"the call has {name} {wanted}, the kernel {spec.name} {has}")
+    if spec.out_vectors and not structure.out_vectors:
+        raise ValueError(f"{spec.name} stores out by 16 bytes, which this out does not allow")
+    if spec.transport == "tensor" and not structure.tensor_maps:
+        raise ValueError(f"{spec.name} wants tensor maps, which cannot describe these k and v")
+
+
+def heads_per_group(problem: Problem, device: Device, band: str) -> int:
     """How many heads take turns in the order of blocks, tile of rows by tile.
 
     Where tiles of rows are alike, one head after the other, so that the blocks that run at a time share keys and values
     in L2. Under a causal mask the last rows see most keys and start first; there as many heads as L2 can serve, or each
     head would begin with long tiles while the short ones of the one before still run.
     """
-    if not plan.spec.causal or plan.spec.window:
+    if band != "causal":
         return 1
     kv_bytes = 2 * problem.seqlen_k * (problem.head_dim + problem.head_dim_v)
     shared_by = max(problem.num_heads // max(problem.num_heads_k, 1), 1)
     heads = max(problem.batch * problem.num_heads, 1)
     # Twice what L2 holds: tiles that run together read the same keys at about the same time. Groups of one size, for a
     # small last one would leave multiprocessors idle.
-    fit = shared_by * max(1, 2 * plan.device.l2_bytes // max(kv_bytes, 1))
+    fit = shared_by * max(1, 2 * device.l2_bytes // max(kv_bytes, 1))
     fit = max(shared_by, min(fit, MOST_HEADS_PER_GROUP))
     groups = -(-heads // fit)
     return -(-heads // groups)
-
-
-def encode_forward(problem: Problem, plan: Plan, bindings: Mapping[str, Any]) -> bytes:
-    """The argument struct of one launch; `bindings` are addresses, the seed, and tensor maps, 0 where left out."""
-    group = heads_per_group(problem, plan)
-    params = FWD_TENSOR_PARAMS if plan.spec.kv == "tensor" else FWD_PARAMS
-    values = {
-        "abi_version": ABI_VERSION,
-        **problem.values,
-        "num_m_blocks": plan.num_m_blocks,
-        "heads_per_group": group,
-        "blocks_per_group": group * plan.num_m_blocks,
-    }
-    return params.template({**values, **bindings})

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cupy_fa2.device import Device
-from cupy_fa2.kernel.forward import Features, FwdTile
+from cupy_fa2.kernel.features import Features
+from cupy_fa2.kernel.forward import FwdTile
 from cupy_fa2.plan.feasible import infeasible
 from cupy_fa2.plan.tuned import table
+from cupy_fa2.problem import Structure
 
 __all__ = ["Choice", "forward_candidates", "pick_forward"]
 
@@ -19,7 +21,7 @@ class Choice:
     Attributes
     ----------
     tile : FwdTile
-    kv : {"dense", "tensor"}
+    transport : {"cp_async", "tensor"}
         How K and V come into shared memory.
     min_blocks : int
         Blocks that registers must leave room for.
@@ -27,7 +29,7 @@ class Choice:
     """
 
     tile: FwdTile
-    kv: str
+    transport: str
     min_blocks: int
     reason: str
 
@@ -36,7 +38,7 @@ def forward_candidates(head_dim: int, head_dim_v: int) -> list[Choice]:
     """Choices by rule, for head dimensions (multiples of 16) that no table covers; best first."""
 
     def choice(block_m: int, block_n: int, num_warps: int, stages: int, reason: str) -> Choice:
-        return Choice(FwdTile(block_m, block_n, head_dim, head_dim_v, num_warps, stages), "dense", 1, reason)
+        return Choice(FwdTile(block_m, block_n, head_dim, head_dim_v, num_warps, stages), "cp_async", 1, reason)
 
     # 32 rows per warp halve the shared-memory reads per mma, but O then takes head_dim_v registers per thread: up to
     # 128 that leaves room for S. Beyond, 16 rows per warp and more of them.
@@ -56,46 +58,31 @@ def forward_candidates(head_dim: int, head_dim_v: int) -> list[Choice]:
     ]
 
 
-def pick_forward(
-    head_dim: int,
-    head_dim_v: int,
-    device: Device,
-    *,
-    causal: bool,
-    seqlen_q: int,
-    tensor_maps: bool,
-    features: Features | None = None,
-    float_out: bool = False,
-) -> Choice:
-    """The table's choice for `device`, if it has one, else the first by rule that fits; with room for the features.
-
-    Parameters
-    ----------
-    head_dim, head_dim_v : int
-        Multiples of 16.
-    device : Device
-    causal : bool
-    seqlen_q : int
-    tensor_maps : bool
-        Whether tensor maps can describe k and v.
-    features : Features, optional
-        What else the kernel does.
-    float_out : bool
-        Whether out is float32, which takes second sums.
-    """
-    features = features or Features()
-    tuned = _from_table(head_dim, head_dim_v, device, causal or features.window, seqlen_q, tensor_maps)
+def pick_forward(structure: Structure, device: Device) -> Choice:
+    """The table's choice for `device`, if it has one, else the first by rule that fits; with room for the features."""
+    features = structure.features
+    head_dims = structure.head_dim, structure.head_dim_v
+    tensor_maps = structure.tensor_maps and not features.padded
+    tuned = _from_table(*head_dims, device, features.band != "full", structure.seqlen_q, tensor_maps)
     refused = []
-    for choice in ([tuned] if tuned else []) + forward_candidates(head_dim, head_dim_v):
+    for choice in ([tuned] if tuned else []) + forward_candidates(*head_dims):
         problem = infeasible(choice.tile, device)
         if problem is None:
-            return replace(choice, tile=_with_room(choice, features, features.load + 3 * float_out))
+            load = register_weight(features) + 3 * (structure.out_dtype == "float")
+            return replace(choice, tile=_with_room(choice, features, load))
         refused.append(f"{choice.tile.block_m}x{choice.tile.block_n}, {choice.tile.stages} stage(s) {problem}")
-    raise ValueError(f"no tile for head_dim {head_dim}, {head_dim_v} fits on {device.name}: {'; '.join(refused)}")
+    raise ValueError(f"no tile for head_dim {head_dims} fits on {device.name}: {'; '.join(refused)}")
+
+
+def register_weight(features: Features) -> int:
+    """How many registers of the main loop features take, in a coarse unit."""
+    modifiers = (features.negate, features.softcap, features.scaled, features.alibi)
+    arrays = (1 + x.rows + 3 * (not x.pairs) for x in (features.bias, features.mask) if x is not None)
+    return sum(modifiers) + sum(arrays) + 2 * features.dropout
 
 
 def _with_room(choice: Choice, features: Features, load: int) -> FwdTile:
-    """The choice's tile, or one that leaves registers for `load` (see `Features.load`); spills are what decides.
+    """The choice's tile, or one that leaves registers for `load` (see `register_weight`); spills are what decides.
 
     Where head_dim_v is 128 and options are many, pairs of warps have the room, since each holds half of O: on an H200
     they cost 4 % at 128 keys, less than the small tiles that single warps would be left with.
@@ -105,9 +92,9 @@ def _with_room(choice: Choice, features: Features, load: int) -> FwdTile:
     tile = choice.tile
     if load == 0:
         # Lengths of each batch element take the last registers beside a diagonal.
-        crowded = features.padded and features.causal and tile.head_dim_v == 128 and tile.rows_per_warp == 32
+        crowded = features.padded and features.band != "full" and tile.head_dim_v == 128 and tile.rows_per_warp == 32
         return replace(tile, block_n=32) if crowded else tile
-    dense = choice.kv == "dense"
+    dense = choice.transport == "cp_async"
     roomy = replace(tile, stages=1 if dense else tile.stages, q_kept=0, mask_by_warp=not dense)
     load += dense  # cp.async takes addresses
     if tile.team == 2 or tile.rows_per_warp < 32:
@@ -120,7 +107,7 @@ def _with_room(choice: Choice, features: Features, load: int) -> FwdTile:
             block_n = 32 if load > 2 else 64
         return replace(roomy, block_n=min(tile.block_n, block_n)) if load < 10 else _sixteen_rows(roomy)
     if tile.head_dim == tile.head_dim_v == 128 and tile.block_m == 128 and load < 12:
-        masked = features.causal or features.window
+        masked = features.band != "full"
         if load == 1 and not masked:
             return replace(roomy, block_n=48)
         wide = not dense and load < 3 and not (masked and features.bias)
@@ -152,8 +139,8 @@ def _from_table(
     tile = FwdTile(head_dim=head_dim, head_dim_v=head_dim_v, **entry["tile"])
     source = f"measured on {data.CARD}, {data.DATE}" if data.MEASURED else f"derived, not measured: {data.CARD}"
     spec = entry["spec"]
-    kv = spec.get("kv", "dense")
-    if kv == "tensor" and not tensor_maps:
+    transport = spec.get("transport", "cp_async")
+    if transport == "tensor" and not tensor_maps:
         # Addresses need the registers that Q may have had, and those of a second buffer where O takes 128.
-        kv, tile = "dense", replace(tile, stages=1 if head_dim_v == 128 else 2, q_kept=0, mask_by_warp=False)
-    return Choice(tile, kv, spec.get("min_blocks", 1), f"Of the table for sm_{device.arch} ({source})")
+        transport, tile = "cp_async", replace(tile, stages=1 if head_dim_v == 128 else 2, q_kept=0, mask_by_warp=False)
+    return Choice(tile, transport, spec.get("min_blocks", 1), f"Of the table for sm_{device.arch} ({source})")

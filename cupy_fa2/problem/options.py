@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupy_fa2.dropout import threshold
-from cupy_fa2.kernel.forward import Operand
+from cupy_fa2.kernel.features import ScoreArray
 from cupy_fa2.kernel.params import DROPOUT_ONE, MAX_SEQLEN, MAX_WINDOW
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "check_slopes",
     "check_softcap",
     "check_window",
-    "seed_bits",
 ]
 
 # Unions would be made anew for every test.
@@ -214,7 +213,7 @@ def check_sinks(x: Any, num_heads: int, address: int) -> int:
 
 def check_scores_like(
     name: str, x: Any, dtypes: dict[np.dtype[Any], str], shape: tuple[int, ...], address: int
-) -> tuple[Operand, tuple[int, ...]]:
+) -> tuple[ScoreArray, tuple[int, ...]]:
     """How a kernel reads an array that broadcasts to the scores, and its strides over their axes, 0 where it does.
 
     Parameters
@@ -244,7 +243,7 @@ def check_scores_like(
         and all(number % 2 == 0 for number in (shape[3], *strides[:3]))
         and address % (2 * x.dtype.itemsize) == 0
     )
-    return Operand(dtypes[np.dtype(x.dtype)], strides[2] != 0, pairs), strides
+    return ScoreArray(dtypes[np.dtype(x.dtype)], strides[2] != 0, pairs), strides
 
 
 def check_dropout(dropout_p: Any, dropout_seed: Any) -> int:
@@ -274,11 +273,6 @@ def check_seed(seed: Any) -> None:
         raise TypeError(f"dropout_seed must be an int or a 0-d array of int64 or uint64, got {type(seed).__name__}")
     if not isinstance(seed, np.int64) and not 0 <= int(seed) < 1 << 64:
         raise ValueError(f"dropout_seed must be at least 0 and less than 2**64, got {seed}")
-
-
-def seed_bits(seed: Any) -> int:
-    """A seed that is on the host as an unsigned number of 64 bits; 0 for none."""
-    return 0 if seed is None else int(seed) & 0xFFFFFFFFFFFFFFFF
 
 
 def _element_strides(name: str, x: Any, dtypes: tuple[np.dtype[Any], ...], address: int) -> tuple[int, ...]:

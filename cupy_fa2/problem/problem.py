@@ -6,6 +6,7 @@ enough, and CuPy and NumPy spell them alike.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_fa2.kernel.forward import Features, Operand
+from cupy_fa2.kernel.features import Features, ScoreArray, score_features
 from cupy_fa2.kernel.params import DROPOUT_ONE, MAX_WINDOW
 from cupy_fa2.problem.options import (
     LAYOUTS,
@@ -43,6 +44,7 @@ from cupy_fa2.problem.qkv import (
     padded_strides,
     stores_vectors,
 )
+from cupy_fa2.problem.structure import Structure
 
 __all__ = ["Problem"]
 
@@ -81,7 +83,7 @@ class Problem:
     softcap : float or None
     strides_alibi : tuple of int
         Of the slopes in elements, over (batch, heads).
-    bias, mask : Operand or None
+    bias, mask : ScoreArray or None
     strides_bias, strides_mask : tuple of int
         In elements, over (batch, heads, seqlen_q, seqlen_k); 0 along axes of length 1, which are broadcast.
     alibi, sinks, seqlens_q, seqlens_k : bool
@@ -115,9 +117,9 @@ class Problem:
     softcap: float | None = None
     alibi: bool = False
     strides_alibi: tuple[int, ...] = (0, 0)
-    bias: Operand | None = None
+    bias: ScoreArray | None = None
     strides_bias: tuple[int, ...] = (0, 0, 0, 0)
-    mask: Operand | None = None
+    mask: ScoreArray | None = None
     strides_mask: tuple[int, ...] = (0, 0, 0, 0)
     sinks: bool = False
     stride_sinks: int = 0
@@ -126,30 +128,36 @@ class Problem:
     dropout_threshold: int = DROPOUT_ONE
 
     @property
-    def causal(self) -> bool:
-        """Whether keys beyond some diagonal are hidden."""
-        return self.window_right is not None
+    def band(self) -> str:
+        """Which keys around its diagonal a query sees, as `Features.band` has it."""
+        if self.window_left is not None:
+            return "window"
+        return "full" if self.window_right is None else "causal"
 
-    @property
+    @functools.cached_property
     def features(self) -> Features:
-        """What the kernel has to be able to do."""
-        signed = self.softcap is not None or self.alibi or self.bias is not None
-        # The kernel's scores are q . k or, capped, a tanh; `unit` brings them to log2, and divides what is added.
-        # Not more than 1 beside a bias, whose lowest finite number has to stay finite times the unit.
-        unit = math.log2(math.e) * (self.softmax_scale if self.softcap is None else self.softcap)
-        divides = 2.0**-40 <= unit <= (2.0**40 if self.bias is None else 1.0)
+        """What the kernels have to be able to do."""
         return Features(
-            causal=self.causal,
-            window=self.window_left is not None,
-            negate=self.softmax_scale < 0 and not signed,
-            softcap=self.softcap is not None,
-            scaled=(self.alibi or self.bias is not None) and not divides,
-            alibi=self.alibi,
-            bias=self.bias,
-            mask=self.mask,
+            band=self.band,
             sinks=self.sinks,
             padded=self.seqlens_q or self.seqlens_k,
             dropout=self.dropout_threshold < DROPOUT_ONE,
+            **score_features(self.softmax_scale, self.softcap, self.alibi, self.bias, self.mask),
+        )
+
+    @functools.cached_property
+    def structure(self) -> Structure:
+        """What decides kernels and grids."""
+        return Structure(
+            dtype=self.dtype,
+            out_dtype=self.out_dtype,
+            head_dim=-(-self.head_dim // 16) * 16,
+            head_dim_v=-(-self.head_dim_v // 16) * 16,
+            features=self.features,
+            out_vectors=self.out_vectors,
+            tensor_maps=self.tensor_maps,
+            heads=self.batch * self.num_heads,
+            seqlen_q=self.seqlen_q,
         )
 
     @property

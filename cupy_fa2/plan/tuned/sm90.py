@@ -18,32 +18,32 @@ MEASURED = True
 ENTRIES: dict[tuple[int, int, bool, int], dict[str, Any]] = {
     (64, 64, False, 0): {
         "tile": {"block_m": 128, "block_n": 128, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 0, "team": 1},
-        "spec": {"kv": "tensor"},
+        "spec": {"transport": "tensor"},
         "tflops": 370.7,
     },
     (64, 64, True, 0): {
         "tile": {"block_m": 128, "block_n": 128, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 0, "team": 1},
-        "spec": {"kv": "tensor"},
+        "spec": {"transport": "tensor"},
         "tflops": 371.2,
     },
     (128, 128, False, 0): {
         "tile": {"block_m": 128, "block_n": 48, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 0, "team": 1},
-        "spec": {"kv": "tensor"},
+        "spec": {"transport": "tensor"},
         "tflops": 405.7,
     },
     (128, 128, True, 0): {
         "tile": {"block_m": 128, "block_n": 64, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 0, "team": 1, "mask_by_warp": True},
-        "spec": {"kv": "tensor"},
+        "spec": {"transport": "tensor"},
         "tflops": 407.7,
     },
     (256, 256, False, 0): {
         "tile": {"block_m": 128, "block_n": 64, "num_warps": 8, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 16, "team": 2},
-        "spec": {"kv": "tensor"},
+        "spec": {"transport": "tensor"},
         "tflops": 430.8,
     },
     (256, 256, True, 0): {
         "tile": {"block_m": 128, "block_n": 64, "num_warps": 8, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 16, "team": 2},
-        "spec": {"kv": "tensor"},
+        "spec": {"transport": "tensor"},
         "tflops": 419.2,
     },
 }

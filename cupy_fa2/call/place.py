@@ -1,0 +1,82 @@
+"""Where calls run: on a CUDA device, or in the simulator. The flow from arrays to launches is one and the same."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Protocol
+
+from cupy_fa2.device import Device
+from cupy_fa2.kernel.base import KernelSpec
+from cupy_fa2.kernel.tensor_box import TensorBox
+from cupy_fa2.plan import Launch
+from cupy_fa2.problem import Problem
+
+__all__ = ["Place"]
+
+
+class Place(Protocol):
+    """A device that arrays are on, and what can be done there."""
+
+    @property
+    def xp(self) -> Any:
+        """The module `numpy` or `cupy`: how arrays are copied and converted here."""
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for places where the same prepared call can run."""
+
+    @property
+    def device(self) -> Device:
+        """What plans depend on."""
+
+    def adopt(self, name: str, x: Any, *, from_host: bool = False) -> Any:
+        """`x` as an array that is here, without a copy; or, where `from_host`, as it is on the host.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If it is elsewhere, naming the argument.
+        """
+
+    def check_out(self, out: Any) -> None:
+        """Raise unless `out` is an array that can be written to here."""
+
+    def check_size(self, problem: Problem) -> None:
+        """Raise if a call is too large to run here."""
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A new array, contents undefined."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A new array of zeros."""
+
+    def address(self, x: Any) -> int:
+        """Where an array starts."""
+
+    def bind(self, name: str, x: Any, *, writable: bool = False, readable: bool | None = None) -> int:
+        """The address under which kernels reach `x`.
+
+        Parameters
+        ----------
+        name : str
+        x : array
+        writable : bool
+            Whether they may write.
+        readable : bool, optional
+            Whether the contents mean anything before they do; by default, of what is not writable.
+        """
+
+    def tensor_map(self, address: int, box: TensorBox) -> bytes:
+        """The tensor map of an array that is bound at `address`."""
+
+    def load(self, spec: KernelSpec) -> Any:
+        """The kernel, compiled and loaded on first use."""
+
+    def launch(self, kernel: Any, launch: Launch, args: bytes | bytearray) -> None:
+        """Run a loaded kernel, on the current stream where there are streams."""
+
+    def fill(self, x: Any, byte: int) -> None:
+        """Set every byte of an array."""
+
+    def refuse_capture(self, what: str, remedy: str) -> None:
+        """Raise if launches are being recorded into a graph, which `what` would spoil."""

@@ -1,0 +1,58 @@
+"""What all kernels have in common, whichever family they are of."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from cupy_fa2.device import Device
+from cupy_fa2.kernel.params import ParamStruct
+
+__all__ = ["KernelSpec", "target"]
+
+
+class KernelSpec(Protocol):
+    """One kernel instance: all that its machine code depends on, and nothing else.
+
+    Specs are frozen, and equal ones are the same kernel: plans, caches and loaders use them as keys. Whoever builds,
+    loads, launches or exports a kernel needs no more of it than this.
+    """
+
+    @property
+    def name(self) -> str:
+        """A readable name, unique among specs."""
+
+    @property
+    def entry(self) -> str:
+        """Name of the kernel's function in its module."""
+
+    @property
+    def params(self) -> ParamStruct:
+        """The struct that it takes by value."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+
+    @property
+    def arch_specific(self) -> bool:
+        """Whether it uses instructions of one architecture alone, such as ``wgmma``: then it wants ``sm_90a``."""
+
+    def render(self) -> str:
+        """The translation unit."""
+
+
+def target(spec: KernelSpec, device: Device, *, virtual: bool = False) -> str:
+    """What `spec` is compiled for to run on `device`: ``"sm_90"``, or ``"sm_90a"`` if it is specific to that.
+
+    Parameters
+    ----------
+    spec : KernelSpec
+    device : Device
+    virtual : bool
+        For PTX alone, which the simulator runs: ``"compute_90"``.
+    """
+    return f"{'compute' if virtual else 'sm'}_{device.arch}{'a' if spec.arch_specific else ''}"

@@ -1,0 +1,1 @@
+"""What opcodes compute: pure functions of NumPy arrays."""

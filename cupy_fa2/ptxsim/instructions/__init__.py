@@ -1,0 +1,1 @@
+"""Instructions made steps: closures over the state of one batch of blocks."""

@@ -1,0 +1,1 @@
+"""Global and shared memory: addresses, bounds and contents."""

@@ -1,0 +1,1 @@
+"""Who is ordered before whom, and what is a hazard because nobody is."""

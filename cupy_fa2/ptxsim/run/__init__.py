@@ -1,0 +1,1 @@
+"""What runs next: branches, waits and barriers, and the launch around them."""

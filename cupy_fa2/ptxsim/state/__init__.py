@@ -1,0 +1,1 @@
+"""What the blocks that run together consist of: registers, memories, counts."""
