@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+import cupy_fa2
 from cupy_fa2 import ptxsim
 from cupy_fa2.call import bind, run
 from cupy_fa2.call.simulated import Simulator
@@ -18,6 +19,7 @@ from cupy_fa2.plan import MAX_GRID, Buffer, Fill, Launch, Plan
 
 A100 = named_device("A100")
 THREADS = 32
+HEADER = params.render_header()
 
 COPY_PARAMS = ParamStruct(
     "CopyParams",
@@ -49,7 +51,7 @@ class CopySpec:
         return f"copy_{self.source}_{self.to}"
 
     def render(self) -> str:
-        return f"""#include "core/types.cuh"
+        return f"""#include "params.cuh"
 using namespace fa2;
 {COPY_PARAMS.render()}
 extern "C" __global__ void copy(const __grid_constant__ CopyParams params) {{
@@ -154,3 +156,26 @@ def test_every_field_says_where_its_value_comes_from():
             assert isinstance(field.source, Source)
             assert (field.source is Source.MAP) == (field.kind == "map")
             assert field.source is not Source.ADDRESS or field.kind == "u8"
+
+
+def test_kernels_of_another_version_are_not_run(monkeypatch):
+    monkeypatch.setattr(params, "ABI_VERSION", params.ABI_VERSION + 1)
+    other = replace(SECOND, spec=CopySpec("y", "source"))
+    monkeypatch.setattr(params, "render_header", lambda: HEADER)
+    x, y = np.ones(THREADS, np.float32), np.zeros(THREADS, np.float32)
+    message = f"copy_source_y takes argument structs of version {params.ABI_VERSION - 1}, .* {params.ABI_VERSION};"
+    with pytest.raises(RuntimeError, match=message):
+        simulated(Plan((other,), (), A100, ""), x=x, y=y)
+
+
+def test_calls_are_watched():
+    class Blocks(ptxsim.Observer):
+        steps = 0
+
+        def step(self, event):
+            self.steps += 1
+
+    q = np.ones((1, 16, 1, 16), np.float16)
+    with cupy_fa2.simulator(observer=Blocks()) as simulator:
+        cupy_fa2.flash_attention(q, q, q)
+    assert simulator.observer.steps > 100

@@ -66,10 +66,10 @@ class Place(CudaPlace):
         self.capturing = capturing
 
     def load(self, spec):
-        return spec
+        def kernel(launch, args, place):
+            self.launches.append(np.frombuffer(args[: FWD_PARAMS.size], FWD_PARAMS.dtype)[0])
 
-    def launch(self, kernel, launch, args):
-        self.launches.append(np.frombuffer(args[: FWD_PARAMS.size], FWD_PARAMS.dtype)[0])
+        return kernel
 
     def tensor_map(self, address, box):
         return bytes(128)

@@ -129,6 +129,7 @@ def run(
     b: np.ndarray | None = None,
     hazards: str = "raise",
     rows: int = 0,
+    observer: ptxsim.Observer | None = None,
 ) -> tuple[np.ndarray, np.ndarray, ptxsim.Report]:
     """The product, what it should be, and the report."""
     a = operand(128, 192, 0) if a is None else a
@@ -139,7 +140,11 @@ def run(
     strides = [x.strides[0] // x.itemsize for x in (a, b, c)]
     params = struct.pack("<3Q4i3q", *addresses, rows or len(a), len(b), a.shape[1], 0, *strides)
     grid = (-(-max(rows, len(a)) // 64), -(-len(b) // 64), 1)
-    report = ptxsim.launch(compiled(source), grid, (128, 1, 1), 4 * 8192, params, memory, hazards=hazards)  # type: ignore[arg-type]
+    report = ptxsim.launch(
+        *(compiled(source), grid, (128, 1, 1), 4 * 8192, params, memory),
+        hazards=hazards,  # type: ignore[arg-type]
+        observer=observer,
+    )
     return c, a.astype(np.float64) @ b.astype(np.float64).T, report
 
 

@@ -135,6 +135,7 @@ def run(
     box: int = 64,
     swizzle: int = 128,
     more: int = 0,
+    observer: ptxsim.Observer | None = None,
 ) -> tuple[np.ndarray, np.ndarray, ptxsim.Report]:
     """The product, what it should be, and the report."""
     a, b = operand(rows, depth, 0), operand(columns, depth, 1)
@@ -147,7 +148,8 @@ def run(
     address = memory.bind(c, "c", writable=True)
     params = struct.pack("<Q4iq", address, rows, columns, depth, 0, columns).ljust(64, b"\0") + b"".join(maps)
     grid = (-(-rows // 64), -(-columns // 64), 1)
-    report = ptxsim.launch(compiled(source), grid, (128, 1, 1), 4 * 8192 + 32 + more, params, memory)
+    shared = 4 * 8192 + 32 + more
+    report = ptxsim.launch(compiled(source), grid, (128, 1, 1), shared, params, memory, observer=observer)
     return c, a.astype(np.float64) @ b.astype(np.float64).T, report
 
 

@@ -75,7 +75,7 @@ def address(place: Place, x: Any) -> int:
 
 def elsewhere(place: Place, x: Any) -> bool:
     """Whether an array is on the host while the call runs on a device."""
-    return place.xp is not np and isinstance(x, np.ndarray)
+    return isinstance(x, np.ndarray) and place.xp is not np
 
 
 def given(place: Place, options: Options) -> dict[str, Any]:
@@ -89,8 +89,9 @@ def given(place: Place, options: Options) -> dict[str, Any]:
             x = _from_list(name, x)
         if hasattr(x, "shape") or hasattr(x, "__dlpack__") or hasattr(x, "__cuda_array_interface__"):
             x = place.adopt(name, x, from_host=small or name == "dropout_seed")
-            # Strides of what will be on the device.
-            found[name] = x.copy() if small and elsewhere(place, x) and not x.flags.c_contiguous else x
+            if small and elsewhere(place, x) and not x.flags.c_contiguous:
+                x = x.copy()  # strides of what will be on the device
+            found[name] = x
     return found
 
 
@@ -120,16 +121,23 @@ def readable(place: Place, arrays: dict[str, Any], problem: Problem) -> dict[str
 
 def _readable(place: Place, name: str, x: Any, problem: Problem) -> Any:
     xp = place.xp
-    if isinstance(x, np.ndarray) and name.startswith("seqlens"):
-        _check_lengths(name, x, problem.seqlen_q if name == "seqlens_q" else problem.seqlen_k)
-    if elsewhere(place, x):
+    if isinstance(x, np.ndarray):
+        if name.startswith("seqlens"):
+            _check_lengths(name, x, problem.seqlen_q if name == "seqlens_q" else problem.seqlen_k)
+        if xp is np:
+            return _converted(place, name, x)
         place.refuse_capture(
             f"{name} has to be copied to the device first", f"pass a device array: cupy.asarray({name})"
         )
         return xp.asarray(_as_int32(np, x) if name in _INTEGERS else x)
+    return _converted(place, name, x)
+
+
+def _converted(place: Place, name: str, x: Any) -> Any:
+    """An array that is where the call runs, in a dtype and at an address that kernels read."""
     if name in _INTEGERS and not (x.dtype == np.int32 and x.flags.c_contiguous and place.address(x) % 4 == 0):
         place.refuse_capture(f"{name} has to be converted first", "pass a contiguous int32 array")
-        return _as_int32(xp, _aligned(place, x))
+        return _as_int32(place.xp, _aligned(place, x))
     if name == "dropout_seed" and place.address(x) % 8:
         place.refuse_capture(f"{name} has to be copied first", "pass an array at a multiple of 8 bytes")
         return _aligned(place, x)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 __all__ = [
+    "ABI_SYMBOL",
     "ABI_VERSION",
     "ATTENTION_PARAMS",
     "CEILING_PARAMS",
@@ -32,11 +33,15 @@ __all__ = [
     "Field",
     "ParamStruct",
     "Source",
+    "check_abi",
     "render_header",
 ]
 
 #: Grows with every change of a struct's layout or meaning; the first field of every attention struct.
 ABI_VERSION = 3
+
+#: The variable that says so in every compiled module: an unsigned number of 32 bits.
+ABI_SYMBOL = "fa2_abi_version"
 
 #: Longest sequence. Row, key and diagonal arithmetic is 32-bit, and row + offset must not overflow.
 MAX_SEQLEN = 1_000_000_000
@@ -183,9 +188,13 @@ class ParamStruct:
         """Where a field begins, in bytes."""
         return self._offsets[name]
 
+    def field(self, name: str) -> Field:
+        """The field of that name."""
+        return next(field for field in self.fields if field.name == name)
+
     def pack_code(self, name: str) -> str:
         """A field's type in the words of `struct`."""
-        return next(_KINDS[field.kind].pack_code for field in self.fields if field.name == name)
+        return _KINDS[self.field(name).kind].pack_code
 
     def of_source(self, *sources: Source) -> tuple[Field, ...]:
         """The fields whose values come from there."""
@@ -259,37 +268,17 @@ ATTENTION_PARAMS = ParamStruct(
     (
         Field("abi_version", "u4", Source.CONSTANT, "ABI_VERSION of params.py"),
         Field("batch", "u4", Source.PROBLEM),
-        Field("q", "u8", Source.ADDRESS, "(batch, seqlen_q, num_heads, head_dim)"),
-        Field("k", "u8", Source.ADDRESS, "(batch, seqlen_k, num_heads_k, head_dim)"),
-        Field("v", "u8", Source.ADDRESS, "(batch, seqlen_k, num_heads_k, head_dim_v)"),
         *_strides("q", "batch", "seq", "head"),
         *_strides("k", "batch", "seq", "head"),
         *_strides("v", "batch", "seq", "head"),
-        # Per batch element, or null.
-        Field("seqlens_q", "u8", Source.ADDRESS, "(batch,) int32, clamped to [0, seqlen_q], or null: all are seqlen_q"),
-        Field("seqlens_k", "u8", Source.ADDRESS, "(batch,) int32, clamped to [0, seqlen_k], or null: all are seqlen_k"),
-        Field(
-            "diagonal_offsets",
-            "u8",
-            Source.ADDRESS,
-            "(batch,) int32: query i's diagonal is key i + offset; null: diagonal_offset",
-            argument="align",
-        ),
-        # Score modifiers, masks, sinks and dropout; each is read only by the kernels that have it.
-        Field("alibi_slopes", "u8", Source.ADDRESS, "(batch, num_heads) float32"),
         *_strides("alibi", "batch", "head"),
-        Field("bias", "u8", Source.ADDRESS, "(batch, num_heads, seqlen_q, seqlen_k) of the kernel's bias dtype"),
         *_strides(
             "bias", "batch", "head", "seq", "key", seq="from query to query", key="1 where the kernel reads pairs"
         ),
-        Field("mask", "u8", Source.ADDRESS, "(batch, num_heads, seqlen_q, seqlen_k) bytes: 0 hides, 1 does not"),
         *_strides(
             "mask", "batch", "head", "seq", "key", seq="from query to query", key="1 where the kernel reads pairs"
         ),
-        Field("sinks", "u8", Source.ADDRESS, "(num_heads,) float32: logits, natural, not scaled"),
         Field("sinks_stride", "i8", Source.PROBLEM),
-        Field("dropout_seed_array", "u8", Source.ADDRESS, "one uint64, or null: dropout_seed", argument="dropout_seed"),
-        Field("dropout_seed", "u8", Source.CALL),
         # Sizes.
         Field("num_heads", "u4", Source.PROBLEM),
         Field("heads_per_kv", "u4", Source.PROBLEM, "query heads that share a key head"),
@@ -312,6 +301,26 @@ ATTENTION_PARAMS = ParamStruct(
         Field("dropout_threshold", "u4", Source.PROBLEM, "1 to 65536: a probability is kept if its 16 bits are below"),
         Field("dropout_rescale", "f4", Source.PROBLEM, "65536 / dropout_threshold"),
         Field("scale_log2", "f4", Source.PROBLEM, "|softmax_scale| * log2(e), at least the smallest normal number"),
+        # What changes from launch to launch lies together, here and at the beginning of the derived structs. Arrays
+        # that a call does not have are null; each is read only by kernels that want it.
+        Field("seqlens_q", "u8", Source.ADDRESS, "(batch,) int32, clamped to [0, seqlen_q], or null: all are seqlen_q"),
+        Field("seqlens_k", "u8", Source.ADDRESS, "(batch,) int32, clamped to [0, seqlen_k], or null: all are seqlen_k"),
+        Field(
+            "diagonal_offsets",
+            "u8",
+            Source.ADDRESS,
+            "(batch,) int32: query i's diagonal is key i + offset; null: diagonal_offset",
+            argument="align",
+        ),
+        Field("alibi_slopes", "u8", Source.ADDRESS, "(batch, num_heads) float32"),
+        Field("bias", "u8", Source.ADDRESS, "(batch, num_heads, seqlen_q, seqlen_k) of the kernel's bias dtype"),
+        Field("mask", "u8", Source.ADDRESS, "(batch, num_heads, seqlen_q, seqlen_k) bytes: 0 hides, 1 does not"),
+        Field("sinks", "u8", Source.ADDRESS, "(num_heads,) float32: logits, natural, not scaled"),
+        Field("dropout_seed_array", "u8", Source.ADDRESS, "one uint64, or null: dropout_seed", argument="dropout_seed"),
+        Field("dropout_seed", "u8", Source.CALL),
+        Field("q", "u8", Source.ADDRESS, "(batch, seqlen_q, num_heads, head_dim)"),
+        Field("k", "u8", Source.ADDRESS, "(batch, seqlen_k, num_heads_k, head_dim)"),
+        Field("v", "u8", Source.ADDRESS, "(batch, seqlen_k, num_heads_k, head_dim_v)"),
     ),
 )
 
@@ -353,6 +362,28 @@ CEILING_PARAMS = ParamStruct(
 STRUCTS = (ATTENTION_PARAMS, FWD_PARAMS, FWD_TENSOR_PARAMS, CEILING_PARAMS)
 
 
+def check_abi(name: str, version: int) -> None:
+    """Raise unless a module takes argument structs of this version.
+
+    Parameters
+    ----------
+    name : str
+        The module, for the message.
+    version : int
+        What its `ABI_SYMBOL` says.
+
+    Raises
+    ------
+    RuntimeError
+        If it is another one: the kernel would read its arguments from the wrong places.
+    """
+    if version != ABI_VERSION:
+        raise RuntimeError(
+            f"{name} takes argument structs of version {version}, this package fills those of version {ABI_VERSION}; "
+            "compile or export the kernel anew"
+        )
+
+
 def render_header() -> str:
     """The text of ``params.cuh``, the one include that is not a file of ``cuda_src``."""
     structs = "\n\n".join(one.render() for one in STRUCTS)
@@ -361,7 +392,8 @@ def render_header() -> str:
 
 namespace fa2 {{
 
-constexpr u32 kAbiVersion = {ABI_VERSION};
+// Every module has it, so that whoever loads one can tell that it takes the structs that they fill.
+extern "C" __device__ const u32 {ABI_SYMBOL} = {ABI_VERSION};
 
 {structs}
 
