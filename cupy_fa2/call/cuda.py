@@ -17,7 +17,8 @@ from cupy_fa2.call.adopt import adopt, import_cupy
 from cupy_fa2.compile import Binary, build
 from cupy_fa2.device import cuda_device
 from cupy_fa2.kernel.base import KernelSpec, target
-from cupy_fa2.kernel.params import ABI_SYMBOL, TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, check_abi
+from cupy_fa2.kernel.param_struct import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES
+from cupy_fa2.kernel.params import ABI_SYMBOL, check_abi
 from cupy_fa2.kernel.tensor_box import TensorBox
 from cupy_fa2.plan import Launch
 from cupy_fa2.problem import Problem

@@ -9,14 +9,15 @@ import numpy as np
 
 from cupy_fa2.call.adopt import check_overlap
 from cupy_fa2.call.place import Place
-from cupy_fa2.kernel.params import MAX_SEQLEN
+from cupy_fa2.kernel.param_struct import Source
+from cupy_fa2.kernel.params import ATTENTION_PARAMS, MAX_SEQLEN
 from cupy_fa2.problem import Problem
 from cupy_fa2.problem.options import Options, check_dropout, check_softcap, check_window
 
 __all__ = ["OptionArrays", "given", "readable"]
 
-#: Options that may be arrays.
-_NAMES = ("align", "seqlens_q", "seqlens_k", "alibi_slopes", "bias", "mask", "sinks", "dropout_seed")
+#: Options that may be arrays: those whose address an argument struct has.
+_NAMES = [field.array for field in ATTENTION_PARAMS.of_source(Source.ADDRESS) if field.array in Options._fields]
 #: Those that are small enough to be taken from the host, as arrays or lists, wherever q, k and v are.
 _FROM_ANYWHERE = ("seqlens_q", "seqlens_k", "alibi_slopes", "sinks")
 _values = operator.attrgetter(*_NAMES)

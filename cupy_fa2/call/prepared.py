@@ -13,7 +13,7 @@ import numpy as np
 
 from cupy_fa2.call.place import Place
 from cupy_fa2.device import Device
-from cupy_fa2.kernel.params import ParamStruct, Source
+from cupy_fa2.kernel.param_struct import ParamStruct, Source
 from cupy_fa2.plan import Fill, Launch, Plan, encode
 from cupy_fa2.problem import Problem
 

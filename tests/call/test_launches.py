@@ -14,7 +14,7 @@ from cupy_fa2.call.simulated import Simulator
 from cupy_fa2.device import named_device
 from cupy_fa2.kernel import params
 from cupy_fa2.kernel.base import target
-from cupy_fa2.kernel.params import Field, ParamStruct, Source
+from cupy_fa2.kernel.param_struct import Field, ParamStruct, Source
 from cupy_fa2.plan import MAX_GRID, Buffer, Fill, Launch, Plan
 
 A100 = named_device("A100")

@@ -8,16 +8,8 @@ import numpy as np
 import pytest
 
 from cupy_fa2.compile import CompileError, compile_source, gather_sources
-from cupy_fa2.kernel.params import (
-    ABI_VERSION,
-    ATTENTION_PARAMS,
-    FWD_PARAMS,
-    FWD_TENSOR_PARAMS,
-    STRUCTS,
-    Field,
-    ParamStruct,
-    Source,
-)
+from cupy_fa2.kernel.param_struct import Field, ParamStruct, Source
+from cupy_fa2.kernel.params import ABI_VERSION, ATTENTION_PARAMS, FWD_PARAMS, FWD_TENSOR_PARAMS, STRUCTS
 
 OPTIONS = ("--std=c++20", "--device-as-default-execution-space", "--gpu-architecture=compute_80")
 UNIT = '#include "params.cuh"\nextern "C" __global__ void unit(fa2::FwdTensorParams) {}\n'
