@@ -9,10 +9,9 @@ from __future__ import annotations
 import functools
 import struct
 
-import ml_dtypes
 import numpy as np
 import pytest
-from test_ptxsim_memory import aligned
+from ptx_tools import aligned, line_of, operand
 
 from cupy_fa2 import ptxsim
 
@@ -111,16 +110,6 @@ def edited(*edits: tuple[str, str]) -> str:
         assert source.count(old) == 1, old
         source = source.replace(old, new)
     return source
-
-
-def line_of(source: str, text: str) -> int:
-    return next(i for i, line in enumerate(source.splitlines(), 1) if text in line)
-
-
-def operand(rows: int, depth: int, seed: int) -> np.ndarray:
-    array = aligned(rows * depth * 2).view(ml_dtypes.bfloat16).reshape(rows, depth)
-    array[:] = np.random.default_rng(seed).standard_normal((rows, depth))
-    return array
 
 
 def run(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_ptxsim_memory import aligned
+from ptx_tools import aligned
 
 from cupy_fa2 import ptxsim
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from test_isa import run_ptx
+from ptx_tools import aligned, run_ptx
 
 from cupy_fa2 import ptxsim
 from cupy_fa2.ptxsim.memory.elements import ElementGrid
@@ -15,13 +15,6 @@ from cupy_fa2.ptxsim.memory.global_memory import GlobalMemory
 
 LANES = np.arange(32)
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-
-
-def aligned(nbytes: int, offset: int = 0) -> np.ndarray:
-    """Bytes whose host address is `offset` modulo 256."""
-    raw = np.zeros(nbytes + 512, np.uint8)
-    start = -raw.__array_interface__["data"][0] % 256 + offset
-    return raw[start : start + nbytes]
 
 
 def load(memory: GlobalMemory, address: int, unit: int, count: int = 1) -> list[int]:

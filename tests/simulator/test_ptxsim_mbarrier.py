@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_ptxsim_memory import aligned
+from ptx_tools import aligned
 
 from cupy_fa2 import ptxsim
 

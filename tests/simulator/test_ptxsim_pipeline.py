@@ -11,8 +11,7 @@ import struct
 
 import numpy as np
 import pytest
-from test_ptxsim_hazards import line_of, operand
-from test_ptxsim_memory import aligned
+from ptx_tools import aligned, line_of, operand
 
 from cupy_fa2 import ptxsim
 

@@ -14,7 +14,7 @@ import pytest
 
 import cupy_fa2
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 pytestmark = pytest.mark.skipif(not DOCUMENTS[0].is_file(), reason="the tests do not stand in a checkout")

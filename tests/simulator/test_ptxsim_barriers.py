@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_isa import run_ptx
+from ptx_tools import run_ptx
 
 from cupy_fa2 import ptxsim
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import test_ptxsim_hazards as product
 import test_ptxsim_pipeline as pipeline
-from test_isa import run_ptx
-from test_ptxsim_memory import aligned
+from ptx_tools import aligned, run_ptx
 
 from cupy_fa2 import ptxsim
 from cupy_fa2.compile import compile_source
@@ -298,7 +297,7 @@ def test_what_a_step_costs_by_source_line() -> None:
 
 
 def test_the_documents_example(capsys: pytest.CaptureFixture[str]) -> None:
-    document = Path(__file__).resolve().parents[1] / "docs" / "debugging.md"
+    document = Path(__file__).resolve().parents[2] / "docs" / "debugging.md"
     if not document.is_file():
         pytest.skip("the tests do not stand in a checkout")
     section = document.read_text().split("### Watching a launch")[1].split("\n### ")[0]

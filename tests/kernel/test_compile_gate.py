@@ -10,8 +10,11 @@ import sass
 
 from cupy_fa2.compile import build, nvrtc_version
 from cupy_fa2.device import NAMED_DEVICES
-from cupy_fa2.kernel.forward import Operand
+from cupy_fa2.kernel.base import target
+from cupy_fa2.kernel.features import Features
 from cupy_fa2.plan import forward_spec
+from cupy_fa2.problem import Options, Problem, Structure
+from cupy_fa2.testing import OPTION_EXAMPLES, Example, with_options
 
 #: One card per architecture: 80, 86, 89, 90, 100, 120.
 CARDS = [NAMED_DEVICES[name] for name in ("A100", "RTX 3090", "RTX 4090", "H200", "B200", "RTX 5090")]
@@ -46,43 +49,49 @@ ALLOWED_SPILLS: dict[tuple[tuple[int, int], str, int], tuple[int, str]] = {
     },
 }
 
-#: Options of a bf16 kernel, each alone.
-OPTIONS = (
-    {"window": True},
-    {"softcap": True},
-    {"alibi": True},
-    {"bias": Operand("bf16")},
-    {"mask": Operand("bool")},
-    {"sinks": True},
-    {"padded": True},
-    {"dropout": True},
-)
-EVERYTHING = {name: value for option in OPTIONS for name, value in option.items()}
+
+def features(*options):
+    """What a bf16 call with these options asks of its kernel."""
+    example = with_options(Example("bfloat16", 2, 140, 150, 1, 1, 64, 64), *options)
+    return Problem.from_arrays(*example.arrays(), Options(**example.options), addresses=(0, 0, 0, 0)).features
+
+
+#: Of each option alone, and of all of them: with a softcap below 1, so that what is added can be divided by the unit.
+OPTIONS = [
+    *(features(fields) for fields in OPTION_EXAMPLES.values()),
+    features(*OPTION_EXAMPLES.values(), {"softcap": 0.5}),
+]
+CAUSAL, NEGATE = Features(band="causal"), Features(negate=True)
+
+
+def spec_of(card, head_dim, head_dim_v=None, **fields):
+    """The kernel that a call gets."""
+    return forward_spec(Structure.typical(head_dim, head_dim_v, **fields), card)[0]
 
 
 def variants():
     """Every head dimension as the causal bf16 kernel, and every other policy at three of them."""
-    specs = [(card, forward_spec(head_dim, head_dim, card, causal=True)[0]) for card in CARDS for head_dim in DIMS]
+    specs = [(card, spec_of(card, head_dim, features=CAUSAL)) for card in CARDS for head_dim in DIMS]
     for card in (CARDS[0], CARDS[3]):
         for head_dim in (64, 128, 256):
             specs += [
-                (card, forward_spec(head_dim, head_dim, card, "f16")[0]),
-                (card, forward_spec(head_dim, head_dim, card, "bf16")[0]),
-                (card, forward_spec(head_dim, head_dim, card, "f16", causal=True)[0]),
-                (card, forward_spec(head_dim, head_dim, card, "f16", causal=True, tensor_maps=False)[0]),
-                (card, forward_spec(head_dim, head_dim, card, "f16", "float", causal=True)[0]),
-                (card, forward_spec(head_dim, head_dim, card, "f16", negate=True)[0]),
-                (card, forward_spec(head_dim, head_dim, card, "bf16", out_vectors=False)[0]),
+                (card, spec_of(card, head_dim, dtype="f16")),
+                (card, spec_of(card, head_dim)),
+                (card, spec_of(card, head_dim, dtype="f16", features=CAUSAL)),
+                (card, spec_of(card, head_dim, dtype="f16", features=CAUSAL, tensor_maps=False)),
+                (card, spec_of(card, head_dim, dtype="f16", out_dtype="float", features=CAUSAL)),
+                (card, spec_of(card, head_dim, dtype="f16", features=NEGATE)),
+                (card, spec_of(card, head_dim, out_vectors=False)),
             ]
-            specs += [(card, forward_spec(head_dim, head_dim, card, **o)[0]) for o in (*OPTIONS, EVERYTHING)]
+            specs += [(card, spec_of(card, head_dim, features=asked)) for asked in OPTIONS]
         for head_dim, head_dim_v in ((192, 128), (64, 256), (256, 64)):
-            specs.append((card, forward_spec(head_dim, head_dim_v, card, causal=True)[0]))
+            specs.append((card, spec_of(card, head_dim, head_dim_v, features=CAUSAL)))
     return list(dict.fromkeys(specs))
 
 
 @pytest.mark.parametrize(("card", "spec"), variants(), ids=lambda value: value.name)
 def test_a_kernel_builds_without_spills(card, spec):
-    binary = build(spec, card.target)
+    binary = build(spec, target(spec, card))
     tile = spec.tile
     allowed, _ = ALLOWED_SPILLS.get((nvrtc_version(), spec.name, card.arch), (0, ""))
     assert binary.registers > 0  # the assembler ran, and its report was understood
@@ -114,8 +123,8 @@ MAIN_LOOP = {
 @pytest.mark.parametrize(("card", "head_dim", "causal"), MAIN_LOOP)
 def test_the_main_loop_does_not_grow(card, head_dim, causal):
     device = NAMED_DEVICES[card]
-    spec, _ = forward_spec(head_dim, head_dim, device, causal=causal)
-    counts = sass.main_loop_counts(build(spec, device.target).cubin, spec.tile, always=True)
+    spec = spec_of(device, head_dim, features=Features(band="causal" if causal else "full"))
+    counts = sass.main_loop_counts(build(spec, target(spec, device)).cubin, spec.tile, always=True)
     mma, ldmatrix, mufu, integer, total = MAIN_LOOP[card, head_dim, causal]
     slack = 1.02 if nvrtc_version() == (12, 9) else 1.15  # another assembler schedules and addresses differently
     assert counts["mma"] == mma

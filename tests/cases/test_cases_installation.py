@@ -123,16 +123,17 @@ def test_known_gpus_get_machine_code_that_fits_them(name):
     """B085: an ELF file for the card's own architecture, within its shared memory."""
     from cupy_fa2.compile import build
     from cupy_fa2.device import named_device
+    from cupy_fa2.kernel.base import target
     from cupy_fa2.plan import plan_forward
     from cupy_fa2.problem import Problem
 
     device = named_device(name)
     for head_dim in (64, 256):
         q = np.zeros((1, 300, 2, head_dim), np.float16)
-        plan = plan_forward(Problem.from_arrays(q, q, q, causal=True, addresses=(0, 0, 0, 0)), device)
-        binary = build(plan.spec, device.target)
-        assert binary.cubin.startswith(b"\x7fELF")
-        assert plan.spec.tile.shared_bytes <= device.shared_per_block
+        problem = Problem.from_arrays(q, q, q, causal=True, addresses=(0, 0, 0, 0))
+        (launch,) = plan_forward(problem.structure, device).kernels
+        assert build(launch.spec, target(launch.spec, device)).cubin.startswith(b"\x7fELF")
+        assert launch.spec.shared_bytes <= device.shared_per_block
 
 
 NO_CUPY = """

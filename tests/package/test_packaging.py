@@ -19,7 +19,7 @@ import pytest
 from cupy_fa2.compile import gather_sources, source_root
 from cupy_fa2.kernel.forward import FwdSpec, FwdTile
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SPEC = FwdSpec(FwdTile(128, 64, 128, 128, 4), "f16", "f16")
 MACHINE_PATHS = re.compile(rb"/(work|tmp|root|home|Users|var)/")
 

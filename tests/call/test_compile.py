@@ -144,7 +144,7 @@ def test_many_processes_agree(cache):
         "import hashlib; print(hashlib.sha256("
         "build(FwdSpec(FwdTile(32, 16, 16, 16, 1, 1), 'f16', 'f16'), 'sm_80').cubin).hexdigest())"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     running = [
         subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(6)
@@ -167,7 +167,7 @@ def test_threads_that_import_together(tmp_path):
         "[t.start() for t in threads]; [t.join() for t in threads]\n"
         "assert not wrong, wrong\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "CUPY_FA2_CACHE_DIR": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "CUPY_FA2_CACHE_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
 
 
@@ -184,7 +184,7 @@ def test_no_home_and_no_working_directory(tmp_path):
     )
     gone = tmp_path / "gone"
     gone.mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     for name in ("CUPY_FA2_CACHE_DIR", "XDG_CACHE_HOME"):
         environment.pop(name, None)
     subprocess.run([sys.executable, "-c", code], env=environment, cwd=gone, check=True, timeout=120)

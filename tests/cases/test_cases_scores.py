@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -10,7 +11,16 @@ from case_tools import weights
 from conftest import example, gpu_count
 
 import cupy_fa2
-from cupy_fa2.testing import DTYPES, Storage, assert_attention_close, host, poisoned, random_qkv
+from cupy_fa2.testing import (
+    DTYPES,
+    OPTION_EXAMPLES,
+    Storage,
+    assert_attention_close,
+    host,
+    poisoned,
+    random_qkv,
+    with_options,
+)
 
 # --- softcap ------------------------------------------------------------------------------------------------
 
@@ -133,36 +143,24 @@ def test_slopes_on_another_device(cp):
 
 # --- together -----------------------------------------------------------------------------------------------
 
-# Fields of an example that turn an option on; "out" is an out that is given.
-OPTIONS = {
-    "causal": {"causal": True},
-    "window": {"window": (20, 15)},
-    "softcap": {"softcap": 3.0},
-    "alibi": {"alibi": "bh"},
-    "bias": {"bias": "1hqk"},
-    "mask": {"mask": "b1qk rows"},
-    "sinks": {"sinks": True},
-    "lengths": {"seqlens_q": (19, 11), "seqlens_k": (37, 70)},
-    "dropout": {"dropout_p": 0.3, "dropout_seed": 99},
-    "out": {},
-}
+# "out" is an out that is given.
+OPTIONS = (*OPTION_EXAMPLES, "out")
 
-# All four states of every pair in six calls: none, and five in which each option has three places of its own.
-_PLACES = dict(zip(OPTIONS, itertools.combinations(range(5), 3), strict=True))
-COVERING = [set(), *({name for name, places in _PLACES.items() if call in places} for call in range(5))]
+# All four states of every pair in few calls: none, and some in which each option has places of its own, more than half.
+_CALLS = next(calls for calls in itertools.count(1) if math.comb(calls, calls // 2 + 1) >= len(OPTIONS))
+_PLACES = dict(zip(OPTIONS, itertools.combinations(range(_CALLS), _CALLS // 2 + 1), strict=False))
+COVERING = [set(), *({name for name, places in _PLACES.items() if call in places} for call in range(_CALLS))]
 
 
-def test_six_calls_have_every_pair_in_every_state():
+def test_few_calls_have_every_pair_in_every_state():
     """B067: of options on or off."""
     for a, b in itertools.combinations(OPTIONS, 2):
         assert {(a in on, b in on) for on in COVERING} == set(itertools.product([False, True], repeat=2))
 
 
 def check_together(fa, on):
-    fields = {field: value for name in on for field, value in OPTIONS[name].items()}
-    e = example(
-        "bfloat16", 2, fa.size(20, 70), fa.size(70, 130), fa.size(2, 4), 64, num_heads_k=fa.size(1, 2), **fields
-    )
+    plain = example("bfloat16", 2, fa.size(20, 70), fa.size(70, 130), fa.size(2, 4), 64, num_heads_k=fa.size(1, 2))
+    e = with_options(plain, *(OPTION_EXAMPLES[name] for name in on if name != "out"))
     out = None
     if "out" in on:
         out = poisoned((2, e.seqlen_q, e.num_heads, 64), DTYPES[e.dtype], Storage(pad=(0, 3, 0, 8)), xp=fa.xp)
@@ -191,5 +189,5 @@ def test_options_together(fa, on):
 def test_pairs_of_options(fa, on):
     """B067: and nothing else."""
     if not fa.on_gpu:
-        pytest.skip("six calls have them in the simulator")
+        pytest.skip("few calls have them in the simulator")
     check_together(fa, on)

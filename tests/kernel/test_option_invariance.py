@@ -7,23 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupy_fa2.plan import plan_forward
-from cupy_fa2.testing import OPERAND_STORAGES, assert_attention_close, attention_examples, host
+from cupy_fa2.testing import (
+    EVERYTHING,
+    OPERAND_STORAGES,
+    assert_attention_close,
+    attention_examples,
+    host,
+    with_options,
+)
 
 SIMULATED = attention_examples(max_seqlen=70, max_heads=4, max_head_dim=32, max_work=1 << 19, options=True)
 ON_GPU = attention_examples(max_seqlen=1000, max_heads=40, max_batch=5, max_work=1 << 29, options=True)
-
-EVERYTHING = {
-    "window": (90, 20),
-    "align": (60, -3),
-    "softmax_scale": -0.2,
-    "softcap": 7.0,
-    "alibi": "bh",
-    "bias": "bhqk f32 holes",
-    "mask": "bhqk",
-    "sinks": True,
-    "seqlens_q": (150, 131),
-    "seqlens_k": (197, 129),
-}
 
 
 def close(a, b):
@@ -163,7 +157,7 @@ def test_batch_elements_and_heads_are_strangers(fa, data):
 @pytest.mark.parametrize("loud", [30.0, 1000.0, np.nan])
 def test_row_does_not_depend_on_other_rows(fa, loud):
     """Other queries, and what biases and masks say to them, are theirs alone."""
-    e = example("bfloat16", 2, 150, 200, 1, 16, **{**EVERYTHING, "softcap": None, "softmax_scale": None})
+    e = with_options(example("bfloat16", 2, 150, 200, 1, 16), EVERYTHING, {"softcap": None, "softmax_scale": None})
     q, k, v = e.arrays()
     options = e.options
     expected, expected_lse = fa.call(*map(fa.xp.asarray, (q, k, v)), **moved(fa, options))
@@ -181,7 +175,7 @@ def test_row_does_not_depend_on_other_rows(fa, loud):
 @pytest.mark.parametrize("beyond", [0.0, np.inf, 7.0])
 def test_nothing_beyond_a_length_matters(fa, beyond):
     """NaN there or anything else, in queries, keys, values and bias: the bits are the same."""
-    e = example("float16", 2, 150, 200, 1, 16, **{**EVERYTHING, "bias": "bhqk"})
+    e = with_options(example("float16", 2, 150, 200, 1, 16), EVERYTHING, {"bias": "bhqk"})
     q, k, v = (x.copy() for x in e.arrays())
     options = e.options
     expected = fa.call(*map(fa.xp.asarray, (q, k, v)), **moved(fa, options))
@@ -222,9 +216,10 @@ def test_however_keys_come(cards):
     """Through tensor maps or cp.async, where lengths do not decide that."""
     if cards.card == "A100":
         pytest.skip("has no tensor maps")
-    fields = {**EVERYTHING, "seqlens_q": None, "seqlens_k": None, "dropout_p": 0.3, "dropout_seed": 6}
     for head_dim in cards.size([64, 256], [64, 128, 256]):
-        e = example("bfloat16", 2, 70, 150, 1, head_dim, **fields)
+        e = with_options(
+            example("bfloat16", 2, 70, 150, 1, head_dim), EVERYTHING, {"seqlens_q": None, "seqlens_k": None}
+        )
         q, k, v = e.arrays(cards.xp)
         options = {**e.options, **e.option_arrays(cards.xp)}
         backwards = cards.xp.array(k[:, ::-1], order="C")[:, ::-1]
@@ -232,7 +227,8 @@ def test_however_keys_come(cards):
 
 
 def test_layouts_are_one(fa):
-    e = example("bfloat16", 2, 40, 134, 2, 16, **{**EVERYTHING, "seqlens_q": (40, 3), "seqlens_k": (70, 134)})
+    lengths = {"seqlens_q": (140, 11), "seqlens_k": (80, 150)}
+    e = with_options(example("bfloat16", 2, 40, 134, 2, 16), EVERYTHING, lengths)
     arrays, options = e.arrays(fa.xp), {**e.options, **e.option_arrays(fa.xp)}
     out, lse = fa.call(*arrays, **options)
     turned = [fa.xp.array(x.transpose(0, 2, 1, 3), order="C") for x in arrays]
@@ -241,7 +237,7 @@ def test_layouts_are_one(fa):
 
 
 def test_same_call_same_bits(fa):
-    e = example("bfloat16", 2, 150, 200, 1, 16, **EVERYTHING)
+    e = with_options(example("bfloat16", 2, 150, 200, 1, 16), EVERYTHING)
     arrays, options = e.arrays(fa.xp), {**e.options, **e.option_arrays(fa.xp)}
     first = fa.call(*arrays, **options)
     for _ in range(fa.size(1, 20)):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 import pytest
-from test_isa import run_ptx
+from ptx_tools import run_ptx
 
 from cupy_fa2 import ptxsim
 

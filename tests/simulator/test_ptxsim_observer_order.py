@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import test_ptxsim_hazards as product
 import test_ptxsim_pipeline as pipeline
-from test_isa import run_ptx
+from ptx_tools import run_ptx
 from test_ptxsim_observer import Recorder
 
 from cupy_fa2 import ptxsim

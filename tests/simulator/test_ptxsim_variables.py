@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 import pytest
-from test_ptxsim_memory import aligned
+from ptx_tools import aligned
 
 from cupy_fa2 import ptxsim
 from cupy_fa2.compile import compile_source

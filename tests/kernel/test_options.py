@@ -6,24 +6,24 @@ H200 128, 48, or at head_dim 256 twice 32. The sizes here make windows and lengt
 
 import itertools
 
-import ml_dtypes
 import numpy as np
 import pytest
-from conftest import example
+from conftest import example, some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupy_fa2.call import option_arrays
 from cupy_fa2.testing import (
     DTYPES,
-    OPERAND_AXES,
-    OPERAND_STORAGES,
+    EVERYTHING,
+    OPTION_EXAMPLES,
+    OPTION_VARIANTS,
     Storage,
-    assert_attention_close,
     assert_poison_intact,
     attention_examples,
     host,
     poisoned,
+    with_options,
 )
 
 SIMULATED = attention_examples(max_seqlen=200, max_heads=4, max_work=1 << 19, options=True)
@@ -32,32 +32,7 @@ ON_GPU = attention_examples(max_seqlen=1100, max_batch=5, max_heads=40, max_work
 #: head_dim, head_dim_v.
 DIMS = [(64, 64), (128, 40), (40, 40), (256, 256), (128, 128), (80, 80), (64, 128)]
 
-OPTIONS = {
-    "window": {"window": (40, 3)},
-    "softcap": {"softcap": 3.0, "mean": 0.3},
-    "alibi": {"alibi": "bh"},
-    "bias": {"bias": "bhqk holes"},
-    "bias in float32": {"bias": "bhqk f32"},
-    "mask": {"mask": "bhqk rows"},
-    "sinks": {"sinks": True},
-    "lengths": {"seqlens_q": (129, 70), "seqlens_k": (131, 150)},
-    "dropout": {"dropout_p": 0.3, "dropout_seed": 0xFEDCBA9876543210},
-}
-
-EVERYTHING = {
-    "window": (90, 20),
-    "align": (60, -3),
-    "softmax_scale": -0.2,
-    "softcap": 7.0,
-    "alibi": "bh",
-    "bias": "bhqk f32 holes",
-    "mask": "1hqk",
-    "sinks": True,
-    "seqlens_q": (140, 131),
-    "seqlens_k": (147, 129),
-    "dropout_p": 0.2,
-    "dropout_seed": 5,
-}
+OPTIONS = OPTION_EXAMPLES | OPTION_VARIANTS
 
 
 @settings(max_examples=settings().max_examples // 5)
@@ -67,27 +42,22 @@ def test_any_options_agree_with_the_definition(cards, data):
     cards.hold(data.draw(ON_GPU if cards.on_gpu else SIMULATED), out_dtype=out_dtype)
 
 
-def some(cards, index, choices):
-    """On a GPU all of the choices, of a simulated card the one whose turn it is."""
-    turn = index + {"A100": 0, "H200": 3}.get(cards.card, 0)
-    return choices if cards.on_gpu else [choices[turn % len(choices)]]
-
-
 @pytest.mark.parametrize("name", OPTIONS)
 def test_each_option(cards, name):
     """Two tiles of rows and several of keys; head dims take turns in the simulator."""
     for head_dim, head_dim_v in some(cards, list(OPTIONS).index(name), DIMS):
         for dtype in some(cards, head_dim // 8, list(DTYPES)):
-            batch = 2 if "lengths" in name else cards.size(1, 2)
-            cards.hold(example(dtype, batch, 140, 150, 1, head_dim, head_dim_v=head_dim_v, **OPTIONS[name]))
+            batch = 2 if name.startswith("padded") else cards.size(1, 2)
+            e = example(dtype, batch, 140, 150, 1, head_dim, head_dim_v=head_dim_v, mean=0.3)
+            cards.hold(with_options(e, OPTIONS[name]))
 
 
 @pytest.mark.parametrize("turn", range(3))
 def test_everything_at_once(cards, turn):
     for head_dim, head_dim_v in DIMS[turn::3] if cards.on_gpu else some(cards, turn, DIMS):
         for dtype, out_dtype in some(cards, turn, [*itertools.product(DTYPES, (None, np.float32))]):
-            e = example(dtype, 2, 140, 150, 1, head_dim, head_dim_v=head_dim_v, **EVERYTHING)
-            cards.hold(e, out_dtype=out_dtype)
+            e = example(dtype, 2, 140, 150, 1, head_dim, head_dim_v=head_dim_v)
+            cards.hold(with_options(e, EVERYTHING), out_dtype=out_dtype)
 
 
 @pytest.mark.parametrize("empty", ["batch", "seqlen_q", "seqlen_k"])
@@ -157,112 +127,6 @@ def test_windows_over_few_queries_or_keys(fa, seqlens, window):
 )
 def test_windows_that_reach_back_from_far_away(fa, window, align):
     fa.hold(example(num_heads=1, head_dim=16, seqlen_q=40, seqlen_k=40, window=window, align=align))
-
-
-# --- bias and mask ------------------------------------------------------------------------------------------
-
-
-KINDS = ("float16", "bfloat16 f32", "bfloat16", "float16 f32")
-
-
-@pytest.mark.parametrize("axes", OPERAND_AXES)
-def test_broadcast_biases(fa, axes):
-    """Any axes, and an odd number of keys or an even one, which can be read in pairs."""
-    turn = OPERAND_AXES.index(axes)
-    for kind in fa.size([KINDS[turn % 4]], KINDS):
-        dtype, *words = kind.split()
-        for seqlen_k in fa.size([70 + turn // 2 % 2], [70, 71, 513]):
-            fa.hold(example(dtype, 2, 20, seqlen_k, 2, 16, bias=" ".join([axes, *words, "holes" if axes else ""])))
-
-
-@pytest.mark.parametrize("axes", OPERAND_AXES)
-def test_broadcast_masks(fa, axes):
-    for seqlen_k in fa.size([(71, 70)[OPERAND_AXES.index(axes) % 2]], [70, 71, 513]):
-        fa.hold(example("bfloat16", 2, 20, seqlen_k, 2, 16, mask=axes))
-
-
-@pytest.mark.parametrize("storage", OPERAND_STORAGES)
-def test_layouts_of_biases_and_masks(fa, storage):
-    """Wherever they lie, NaN or True is all around; more than one tile of rows and keys, and rows past the end."""
-    turn = OPERAND_STORAGES.index(storage)
-    for axes in fa.size([("bhqk", "1hqk")[turn % 2]], ["bhqk", "1hqk", "qk", "b11k"]):
-        for f32 in fa.size([("", " f32")[turn // 2 % 2]], ["", " f32"]):
-            fa.hold(example("bfloat16", 1, 135, 134, 2, 16, bias=axes + f32, bias_storage=storage))
-        fa.hold(example("bfloat16", 1, 135, 134, 2, 16, mask=axes, mask_storage=storage))
-
-
-def test_a_mask_of_odd_bytes(fa):
-    """A bool is what is not 0, as when bytes are viewed as bools."""
-    rng = np.random.default_rng(0)
-    numbers = rng.choice(np.array([0, 0, 1, 2, 128, 255], np.uint8), (20, 70))
-    q, k, v = example().arrays(fa.xp)
-    q = q[:, :20]
-    odd = fa.call(q, k, v, mask=fa.xp.asarray(numbers).view(np.bool_))
-    fa.same_bits(odd, fa.call(q, k, v, mask=fa.xp.asarray(numbers != 0)))
-
-
-def test_rows_that_a_mask_hides(cards):
-    """The first rows, a whole tile of them, the last, and one alone: 0 and -inf; the others as without."""
-    for head_dim in some(cards, 0, [64, 128, 256]):
-        mask = np.ones((300, 70), np.bool_)
-        hidden = np.r_[0:3, 128:256, 270, 299]
-        mask[hidden] = False
-        e = example("bfloat16", seqlen_q=300, seqlen_k=70, num_heads=1, head_dim=head_dim)
-        out, lse = cards.hold(e, mask=mask)
-        assert (host(lse)[0, 0, hidden] == -np.inf).all()
-        assert np.isfinite(np.delete(host(lse)[0, 0], hidden)).all()
-        assert not host(out)[0, hidden].any()
-
-
-def lowest(dtype):
-    return float(ml_dtypes.finfo(dtype).min)
-
-
-BIASES = [("float16", "float16"), ("bfloat16", "bfloat16"), ("float16", "float32"), ("bfloat16", "float32")]
-
-
-@pytest.mark.parametrize(("dtype", "bias_dtype"), BIASES)
-def test_the_lowest_number_as_a_mask(fa, dtype, bias_dtype):
-    """Half of the keys at finfo.min, or at half of it, or at -inf, in every row."""
-    for hide in (lowest(bias_dtype), lowest(bias_dtype) / 2, -np.inf):
-        bias = np.where(np.random.default_rng(0).random((40, 150)) < 0.5, hide, 0.25)
-        fa.hold(example(dtype, seqlen_k=150, head_dim=16), bias=bias.astype(bias_dtype))
-
-
-@pytest.mark.parametrize("hide", [-1e4, "lowest"])
-@pytest.mark.parametrize(("dtype", "bias_dtype"), BIASES)
-def test_a_row_of_nothing_but_the_lowest_number(fa, dtype, bias_dtype, hide):
-    """It is no empty row: its scores are all as low, and it has their softmax, or the mean where that is all that is
-    left. A row of -inf beside it is empty. (Beyond 10^37, lse says no more than that: docs/numerics.md.)"""
-    low = lowest(bias_dtype) if hide == "lowest" else hide
-    bias = np.zeros((40, 150), bias_dtype)
-    bias[3:6], bias[7] = low, -np.inf
-    e = example(dtype, seqlen_k=150, head_dim=16, num_heads=1)
-    if low > -1e37:
-        out, lse = fa.hold(e, bias=bias)
-    else:
-        arrays = e.arrays(fa.xp)
-        out, lse = fa.call(*arrays, bias=fa.xp.asarray(bias))
-        assert_attention_close(out, None, *arrays, bias=bias)
-    assert (host(lse)[0, 0, 3:6] < max(low / 2, -1e37)).all()
-    assert np.isfinite(host(lse)[0, 0, 3:6]).all()
-    assert host(out)[0, 3:6].any()
-    assert host(lse)[0, 0, 7] == -np.inf
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_nan_in_a_bias(fa, value):
-    """A row that sees it is NaN; one from which it is hidden, and every other, has its bits."""
-    bias = np.zeros((40, 70), np.float16)
-    expected = fa.call(*example().arrays(fa.xp), bias=fa.xp.asarray(bias), causal=True)
-    bias[5, 7], bias[9, 60] = value, value  # row 9 sees the keys up to 39
-    out, lse = fa.call(*example().arrays(fa.xp), bias=fa.xp.asarray(bias), causal=True)
-    others = np.delete(np.arange(40), 5)
-    assert np.isnan(host(out)[:, 5].astype(float)).all()
-    assert np.isnan(host(lse)[..., 5]).all()
-    fa.same_bits(
-        (host(out)[:, others], host(lse)[..., others]), (host(expected[0])[:, others], host(expected[1])[..., others])
-    )
 
 
 # --- sinks --------------------------------------------------------------------------------------------------
@@ -427,7 +291,7 @@ def test_lengths_that_no_array_could_have(fa, monkeypatch):
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 def test_out_is_written_in_place_and_nothing_beside_it(fa, layout, out_dtype):
     """With every option, rows and batch elements that do not exist among them."""
-    e = example("bfloat16", 2, 140, 150, 1, 24, layout=layout, **EVERYTHING)
+    e = with_options(example("bfloat16", 2, 140, 150, 1, 24, layout=layout), EVERYTHING)
     q, _, v = e.arrays(fa.xp)
     expected = fa.hold(e, out_dtype=out_dtype)
     both = [Storage(pad=(1, 2, 3, 8)), Storage(step=(1, 1, 1, 2), offset=3)]
@@ -451,7 +315,7 @@ def test_small_operands_may_be_lists(fa):
 
 
 def test_inputs_are_left_alone(fa):
-    e = example("bfloat16", 2, 140, 150, 1, 24, **EVERYTHING)
+    e = with_options(example("bfloat16", 2, 140, 150, 1, 24), EVERYTHING)
     arrays, options = e.arrays(fa.xp), e.option_arrays(fa.xp)
     before = fa.bits(*arrays, *options.values())
     fa.call(*arrays, **{**e.options, **options})
