@@ -31,9 +31,9 @@ that its ``seqlen_q`` reaches. The tile is ``FwdTile(head_dim=..., head_dim_v=..
 ``KernelSpec(tile, ..., **spec)``; only what differs from the defaults is in ``spec``, while ``tile`` names every field.
 Keys that tensor maps cannot describe get the same tile with cp.async, so a winner's tile has to exist for both.
 
-With ``--feature``, a name of `options.PIECES` and more than one if wanted, nothing of this is written. The table shows
-the fastest specs and where today's choice stands among them, each with its registers, its spills and its cost: its time
-over that of today's plain kernel, over the share of that one's pairs that it sees.
+With ``--feature``, a name of `rows.pieces.PIECES` and more than one if wanted, nothing of this is written. The table
+shows the fastest specs and where today's choice stands among them, each with its registers, its spills and its cost:
+its time over that of today's plain kernel, over the share of that one's pairs that it sees.
 """
 
 from __future__ import annotations
@@ -50,19 +50,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from options import PIECES, Arrays, visible_share
-from timing import (
-    DTYPES,
-    ROOT,
-    bare_call,
-    commit,
-    compile_all,
-    describe_machine,
-    first_line,
-    interleaved,
-    need_gpu,
-    write_result,
-)
+from harness.arrays import DTYPES, Arrays
+from harness.case import visible_share
+from harness.launch import bare, compile_all
+from harness.machine import ROOT, commit, describe_machine, first_line, log, need_gpu
+from harness.results import write_result
+from harness.timing import interleaved
+from rows.pieces import PIECES
 
 from cupy_fa2.compile import Binary
 from cupy_fa2.device import Device, cuda_device, named_device
@@ -186,12 +180,10 @@ class Sizes:
         return 2.0 * pairs * (self.head_dim + self.head_dim_v)
 
     def given(self, arrays: Arrays, features: Iterable[str]) -> dict[str, Any]:
-        """The options that ask for `features`, names of `PIECES`; for `bare_call`, which wants a seed in an array."""
+        """The options that ask for `features`, names of `PIECES`."""
         made: dict[str, Any] = {}
         for name in features:
             made |= PIECES[name](arrays, self)
-        if "dropout_seed" in made:
-            made["dropout_seed"] = arrays.small(made["dropout_seed"], np.uint64)
         return made
 
 
@@ -236,8 +228,10 @@ class Search:
         for spec in specs:
             try:
                 if spec not in self.calls:
-                    arrays = (self.q, self.k, self.v, self.out)
-                    _, _, call = bare_call(spec, self.device, *arrays, self.causal, **self.given)
+                    arrays = {"q": self.q, "k": self.k, "v": self.v, "out": self.out}
+                    arrays |= {name: x for name, x in self.given.items() if hasattr(x, "shape")}
+                    numbers = {name: x for name, x in self.given.items() if name not in arrays}
+                    _, call = bare(self.device, arrays, spec, causal=self.causal, **numbers)
                     self.out.view(np.uint16).fill(0x7FFF)
                     call()
                     self._check(spec)
@@ -486,10 +480,6 @@ def main_features(
     if options.output:
         print(f"written: {options.output}")
     return 1 if failed else 0
-
-
-def log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,27 @@
-"""The rows of the bench.
+"""Sizes of a self-attention call with as many tokens as the others.
 
 16k tokens in all and a hidden size of 2,048, as in FlashAttention-2's paper; the longest sequence takes 64k tokens.
-Arrays then have 67 MB each (268 MB with 64k tokens), more than the second-level cache of any card: no row needs its
-inputs rotated or the cache flushed to be measured cold.
+Arrays then have 67 MB each (268 MB with 64k tokens), more than the second-level cache of any card: what a call finds
+there is little, whether or not L2 is flushed before it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["HIDDEN", "Case", "cases"]
+import numpy as np
+
+from harness.results import row_name
+
+__all__ = ["HIDDEN", "TOKENS", "Case", "visible_share"]
 
 HIDDEN = 2048
 TOKENS = 16_384
-DTYPES = ("f16", "bf16")
-HEAD_DIMS = (64, 128, 256)
-SEQLENS = (512, 1024, 2048, 4096, 8192, 16_384, 65_536)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row: what is computed.
+    """What is computed.
 
     Attributes
     ----------
@@ -51,27 +52,27 @@ class Case:
         return self.batch, self.seqlen, self.num_heads, self.head_dim
 
     @property
-    def elements(self) -> int:
-        """Elements of each array."""
-        return self.batch * self.seqlen * HIDDEN
-
-    @property
     def flop(self) -> float:
         """Floating-point operations: two products of ``2 S S D`` per head, half of them where causal."""
         return 4.0 * self.batch * self.num_heads * self.seqlen**2 * self.head_dim / (2 if self.causal else 1)
 
     @property
-    def label(self) -> str:
+    def name(self) -> str:
         """Short and unique."""
-        return f"{self.dtype} d{self.head_dim} {'causal' if self.causal else 'full'} {self.seqlen}"
+        return row_name(self.dtype, self.head_dim, self.causal, self.seqlen)
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """The sizes as a result has them."""
+        names = ("dtype", "head_dim", "causal", "seqlen", "batch", "num_heads")
+        return {name: getattr(self, name) for name in names}
 
 
-def cases(quick: bool = False) -> list[Case]:
-    """All rows, or those of ``--quick``, which are a subset."""
-    return [
-        Case(dtype, head_dim, causal, seqlen)
-        for head_dim in HEAD_DIMS
-        for causal in (False, True)
-        for dtype in DTYPES
-        for seqlen in ((1024, 8192) if quick else SEQLENS)
-    ]
+def visible_share(case: Case, window: tuple[int, int] | None = None) -> float:
+    """Pairs of query and key that are seen, of all; a causal mask's count as half, as FLOPs are counted."""
+    if window is None:
+        return 0.5 if case.causal else 1.0
+    row = np.arange(case.seqlen)
+    last = np.minimum(row + (0 if case.causal else window[1]), case.seqlen - 1)
+    first = np.maximum(row - window[0], 0)
+    return float((last - first + 1).sum() / case.seqlen**2)
