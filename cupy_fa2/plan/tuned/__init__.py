@@ -14,6 +14,5 @@ _TABLES = {80: sm80, 86: sm86, 89: sm86, 90: sm90, 100: sm100, 120: sm86}
 
 def tuned_rows(arch: int, key: Key) -> Iterator[tuple[Row, str]]:
     """Rows of an architecture's table, best first, each with where it is from; none where the table has none."""
-    module = _TABLES.get(arch)
-    for row in module.ROWS.get(key, ()) if module else ():
-        yield row, module.ORIGINS[row.origin]
+    if (module := _TABLES.get(arch)) is not None:
+        yield from ((row, module.ORIGINS[row.origin]) for row in module.ROWS.get(key, ()))
