@@ -1,29 +1,28 @@
-"""Compare a fresh result with the stored one, and fail where a ratio to torch's flash backend was lost.
+"""Compare a fresh result with the stored one, and fail where a ratio to torch's flash back end was lost.
 
     python bench/bench.py --output fresh.json
     python bench/check.py fresh.json            exit 1 where a ratio is lost by more than 3%
 
-    python bench/options.py --output fresh.json
+    python bench/bench.py options --output fresh.json
     python bench/check.py fresh.json            the same: the file says what it is
 
 Times depend on clocks and drivers, ratios of one run much less. Rows are compared where both files have them; a row
 that has a stored ratio and a fresh error is a loss. A stored row that the fresh run did not try (``--quick``) is not.
-Rows of options.py are measured by torch's plain flash backend, or, where a file lacks that, by our own plain call.
+What a kind compares is its bench's to say (`harness.bench.Bench.compared`).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from timing import stored_path
+from harness.results import read_result, stored_path
+from rows import BENCHES
 
 __all__ = ["compare", "main"]
 
-SCHEMA = 1
 TOLERANCE = 0.03
 
 
@@ -35,16 +34,18 @@ def compare(
     Parameters
     ----------
     fresh, stored : dict
-        Results of ``bench.py``, or both of ``options.py``.
+        Results of one kind.
     peer : str
-        Whose ratio is compared, in results of ``bench.py``.
+        Whose ratio is compared, where rows have several.
     tolerance : float
         Share of the stored ratio that may be lost.
     """
-    old = {_key(row): row for row in stored["rows"]}
+    bench = BENCHES[fresh["kind"]]
+    old = {row["name"]: row for row in stored["rows"]}
+    width = max(len(row["name"]) for row in fresh["rows"] + stored["rows"])
     lines, lost = [], 0
     for row in fresh["rows"]:
-        before, now = _ratios(old.pop(_key(row), {}), row, peer)
+        before, now = bench.compared(old.pop(row["name"], {}), row, peer)
         if before is None:
             verdict = "new" if now is not None else "-"
         elif now is None:
@@ -53,38 +54,10 @@ def compare(
             verdict, lost = f"LOST {1 - now / before:.1%}", lost + 1
         else:
             verdict = f"{now / before - 1:+.1%}"
-        lines.append(f"{_label(row)}  {_number(before)} -> {_number(now)}  {verdict}{_mark(row)}")
-    lines += [f"{_label(row)}  stored, not in the fresh run" for row in old.values()]
+        marks = "".join(f"  ({mark})" for mark in bench.marks(row) if mark.value is not None)
+        lines.append(f"{row['name']:{width}}  {_number(before)} -> {_number(now)}  {verdict}{marks}")
+    lines += [f"{name:{width}}  stored, not in the fresh run" for name in old]
     return lines, lost
-
-
-def _ratios(before: dict[str, Any], now: dict[str, Any], peer: str) -> tuple[float | None, float | None]:
-    """What is compared of a stored row and a fresh one: somebody's time over ours."""
-    if "name" not in now:
-        return before.get("ratios", {}).get(peer), now.get("ratios", {}).get(peer)
-    if "yardstick" in before and ("yardstick" in now or "cost" not in now):
-        return before["yardstick"], now.get("yardstick")
-    return _over_plain(before), _over_plain(now)
-
-
-def _over_plain(row: dict[str, Any]) -> float | None:
-    return 1 / row["cost"] if "cost" in row else None
-
-
-def _mark(row: dict[str, Any]) -> str:
-    """A cost that has a mark, and the mark."""
-    if row.get("mark") is None or "cost" not in row:
-        return ""
-    return f"  (cost {row['cost']:.2f}, mark {row['mark']:.2f}{'' if row['cost'] <= row['mark'] else ': MISSED'})"
-
-
-def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row.get("name"), row["dtype"], row["head_dim"], row["causal"], row["seqlen"]
-
-
-def _label(row: dict[str, Any]) -> str:
-    mask = row.get("name") or ("causal" if row["causal"] else "full")
-    return f"{row['dtype']:4} d{row['head_dim']:<3} {mask:{10 if 'name' in row else 6}} {row['seqlen']:>6}"
 
 
 def _number(ratio: float | None) -> str:
@@ -100,21 +73,14 @@ def main() -> int:
     parser.add_argument("--peer", default="flash2")
     parser.add_argument("--tolerance", type=float, default=TOLERANCE)
     options = parser.parse_args()
-    fresh = json.loads(options.fresh.read_text())
-    path = options.stored or stored_path(fresh["card"], fresh.get("kind", ""))
-    if not path.exists():
-        print(f"nothing is stored for this card: {path} is missing", file=sys.stderr)
-        return 2
-    stored = json.loads(path.read_text())
-    for name, result in (("fresh", fresh), ("stored", stored)):
-        if result.get("schema") != SCHEMA:
-            print(f"the {name} result has schema {result.get('schema')}, this script reads {SCHEMA}", file=sys.stderr)
-            return 2
-    if fresh.get("kind") != stored.get("kind"):
-        print("one result is of bench.py, the other of options.py", file=sys.stderr)
-        return 2
-    if fresh["card"] != stored["card"]:
-        print(f"different cards: {fresh['card']} and {stored['card']}", file=sys.stderr)
+    try:
+        fresh = read_result(options.fresh)
+        stored = read_result(options.stored or stored_path(fresh["card"], fresh["kind"]))
+        for name in ("kind", "card"):
+            if fresh[name] != stored[name]:
+                raise ValueError(f"the results are of two {name}s: {fresh[name]} and {stored[name]}")
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
         return 2
     lines, lost = compare(fresh, stored, options.peer, options.tolerance)
     print("\n".join(lines))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+import ml_dtypes
+import numpy as np
+from harness.bench import Mark
+from harness.launch import without_launches
+from harness.machine import environment, has_gpu
+from harness.timing import median
+
+from cupy_fa2 import flash_attention
+from cupy_fa2.compile import build, nvrtc_version
+from cupy_fa2.device import named_device
+from cupy_fa2.kernel.base import target
+from cupy_fa2.kernel.features import Features
+from cupy_fa2.plan import forward_spec
+from cupy_fa2.problem import Structure
+
+#: Seconds.
 MARKS = {"first use": 1.5, "cached": 50e-3, "warm call": 12e-6}
 HEAD_DIMS = (64, 128, 256)
 LOADING = "loading the NVRTC library"  # which a cache entry's key needs: counted with whichever kernel comes first
@@ -30,16 +44,13 @@ PYTHON = "our Python alone"
 
 def compile_times() -> dict[str, float]:
     """Seconds to build each kernel for sm_90; in a fresh process with an empty cache."""
-    from cupy_fa2.compile import build
-    from cupy_fa2.device import named_device
-    from cupy_fa2.plan import forward_spec
-
+    device = named_device("H200")
     times = {}
     for head_dim in HEAD_DIMS:
-        for causal in (False, True):
-            spec, _ = forward_spec(head_dim, head_dim, named_device("H200"), causal=causal)
+        for band in ("full", "causal"):
+            spec, _ = forward_spec(Structure.typical(head_dim, features=Features(band=band)), device)
             begin = time.perf_counter()
-            build(spec, "sm_90")
+            build(spec, target(spec, device))
             times[spec.name] = time.perf_counter() - begin
     return times
 
@@ -47,11 +58,6 @@ def compile_times() -> dict[str, float]:
 def first_call_times() -> dict[str, float]:
     """Seconds of the first call of each kernel, until its result is there; in a fresh process."""
     import cupy
-    import ml_dtypes
-    import numpy as np
-
-    from cupy_fa2 import flash_attention
-    from cupy_fa2.compile import nvrtc_version
 
     def synchronize() -> None:
         cupy.cuda.get_current_stream().synchronize()
@@ -74,11 +80,6 @@ def first_call_times() -> dict[str, float]:
 def warm_call_times(calls: int = 2000, batches: int = 25) -> dict[str, float]:
     """Seconds of our Python in a warm call, and of what it is part of; medians of batches."""
     import cupy
-    import ml_dtypes
-    import numpy as np
-
-    from cupy_fa2 import flash_attention
-    from cupy_fa2.call import runtime
 
     q, k, v = (cupy.asarray(np.ones((2, 256, 4, 128), ml_dtypes.bfloat16)) for _ in range(3))
     out = cupy.empty_like(q)
@@ -92,7 +93,7 @@ def warm_call_times(calls: int = 2000, batches: int = 25) -> dict[str, float]:
                 call()
             measured.append((time.perf_counter() - begin) / calls)
             cupy.cuda.get_current_stream().synchronize()
-        return float(np.median(measured))
+        return median(measured)
 
     def warm() -> None:
         flash_attention(q, k, v, causal=True, out=out)
@@ -101,34 +102,20 @@ def warm_call_times(calls: int = 2000, batches: int = 25) -> dict[str, float]:
         flash_attention(q, k, v, causal=True, return_lse=True)
 
     times = {"with the launch": seconds(warm), "with the launch, allocating out and lse": seconds(with_lse)}
-    launch = runtime.CupyKernel.__call__
-    try:
-        runtime.CupyKernel.__call__ = lambda self, plan, args: None  # type: ignore[method-assign]
+    with without_launches():
         times[PYTHON] = seconds(warm)
-    finally:
-        runtime.CupyKernel.__call__ = launch  # type: ignore[method-assign]
     return times
 
 
 def in_fresh_process(task: str, cache: Path) -> dict[str, float]:
     """Run a function of this file in a new interpreter."""
-    environment = {**os.environ, "CUPY_FA2_CACHE_DIR": str(cache)}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, __file__, "--task", task]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    variables = environment(CUPY_FA2_CACHE_DIR=str(cache))
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{task} failed:\n{done.stderr.strip()}")
     times: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return times
-
-
-def has_gpu() -> bool:
-    """Whether CuPy finds a device."""
-    try:
-        import cupy
-    except ImportError:
-        return False
-    return bool(cupy.cuda.is_available())
 
 
 def main() -> int:
@@ -160,10 +147,10 @@ def main() -> int:
             worst = times[PYTHON]
         else:
             worst = times.get(LOADING, 0.0) + max(value for what, value in times.items() if what != LOADING)
-        missed += worst >= MARKS[name]
+        met = Mark(name, worst, MARKS[name], at_least=False).met
+        missed += not met
         if not options.json:
-            verdict = "ok" if worst < MARKS[name] else "MISSED"
-            print(f"{name}: {human(worst)} (mark {human(MARKS[name])}) {verdict}")
+            print(f"{name}: {human(worst)} (mark {human(MARKS[name])}) {'ok' if met else 'MISSED'}")
             for what, value in times.items():
                 print(f"  {what}: {human(value)}")
     if options.json:

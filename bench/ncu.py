@@ -14,15 +14,21 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-ENTRY = "flash_fwd"
+from harness.arrays import Inputs
+from harness.case import Case
+from harness.launch import bare, compile_all
+from harness.machine import environment, find_program, need_gpu
+
+from cupy_fa2.device import cuda_device
+from cupy_fa2.kernel.features import Features
+from cupy_fa2.kernel.forward import FwdSpec, FwdTile
+
+_KERNELS = "regex:^flash_"  # ours, not CuPy's fills
 
 SECTIONS = (
     *("SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "MemoryWorkloadAnalysis_Tables"),
@@ -102,31 +108,28 @@ def describe(launch: dict[str, tuple[float | str, str]]) -> str:
 
 def child(options: argparse.Namespace) -> int:
     """One launch of the kernel; what ncu watches."""
-    import cupy
-    from cases import Case
-    from timing import Inputs, bare_call
-
-    from cupy_fa2.device import cuda_device
-    from cupy_fa2.kernel.forward import FwdTile, KernelSpec
-
+    cupy = need_gpu()
     (head_dim,) = options.head_dim
     case = Case(options.dtype, head_dim, options.causal, options.seqlen)
-    q, k, v, out = Inputs(case.elements).arrays(case)
+    arrays = dict(zip(("q", "k", "v", "out"), Inputs(cupy).qkv_out(case), strict=True))
     spec = None
     if options.tile:
         tile = FwdTile(**{"head_dim": head_dim, "head_dim_v": head_dim, **options.tile})
-        spec = KernelSpec(tile, options.dtype, options.dtype, options.causal, min_blocks=options.min_blocks)
-    plan, kernel, call = bare_call(spec, cuda_device(0), q, k, v, out, options.causal)
+        features = Features(band="causal" if options.causal else "full")
+        spec = FwdSpec(tile, options.dtype, options.dtype, features, min_blocks=options.min_blocks)
+    device = cuda_device(0)
+    plan, launch = bare(device, arrays, spec, causal=options.causal)
     for _ in range(3):
-        call()
+        launch()
     cupy.cuda.get_current_stream().synchronize()
-    print(f"kernel {plan.spec.name}: {kernel.binary.registers} registers, {kernel.binary.spill_bytes} B spilled")
+    for spec, binary in compile_all([launch.spec for launch in plan.kernels], device).items():
+        print(f"kernel {spec.name}: {binary.registers} registers, {binary.spill_bytes} B spilled")
     return 0
 
 
 def profile(ncu: str, head_dim: int, options: argparse.Namespace, metrics: tuple[str, ...] = METRICS) -> int:
     """Run the child under ncu and print what it counted."""
-    command = [ncu, "--clock-control", "none", "--kernel-name", ENTRY, "--launch-skip", "1", "--launch-count", "1"]
+    command = [ncu, "--clock-control", "none", "--kernel-name", _KERNELS, "--launch-skip", "1", "--launch-count", "1"]
     for section in SECTIONS:
         command += ["--section", section]
     command += ["--metrics", ",".join(metrics)] if metrics else []
@@ -138,9 +141,7 @@ def profile(ncu: str, head_dim: int, options: argparse.Namespace, metrics: tuple
     command += ["--seqlen", str(options.seqlen), "--min-blocks", str(options.min_blocks)]
     command += ["--causal" if options.causal else "--no-causal"]
     command += ["--tile", json.dumps(options.tile)] if options.tile else []
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     text = done.stdout
     if options.report and done.returncode == 0:  # with --export the page has to be asked for again
         again = [ncu, "--import", f"{name}.ncu-rep", "--csv", "--page", "raw", "--print-units", "base"]
@@ -177,8 +178,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.child:
         return child(options)
-    ncu = options.ncu or shutil.which("ncu") or "/usr/local/cuda/bin/ncu"
-    if shutil.which(ncu) is None:
+    ncu = find_program("ncu", options.ncu)
+    if ncu is None:
         print("ncu was not found; it comes with a CUDA toolkit (--ncu PATH)", file=sys.stderr)
         return 2
     return max(profile(ncu, head_dim, options) for head_dim in options.head_dim)

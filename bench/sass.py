@@ -1,7 +1,8 @@
 """Machine code of a kernel: which instructions its main loop executes for each key tile.
 
     python bench/sass.py                                  the kernels that an H200 would get, bf16
-    python bench/sass.py --arch sm_80 --head-dim 64 --causal
+    python bench/sass.py --card A100 --head-dim 64 --causal
+    python bench/sass.py --arch sm_100                    the H200's tiles, assembled for another card
     python bench/sass.py --cubin kernel.cubin --tile '{"block_m": 128, ...}'
 
 Needs no GPU, only a disassembler: ``nvdisasm`` or ``cuobjdump`` of a CUDA toolkit, or
@@ -13,33 +14,21 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import re
-import shutil
-import subprocess
 import sys
-import sysconfig
-import tempfile
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
+
+from harness.listing import Instruction, disassemble, find_tool, parse
 
 from cupy_fa2.compile import build
 from cupy_fa2.device import named_device
-from cupy_fa2.kernel.forward import ENTRY, FwdTile, KernelSpec
+from cupy_fa2.kernel.base import target
+from cupy_fa2.kernel.features import Features
+from cupy_fa2.kernel.forward import FwdSpec, FwdTile
 from cupy_fa2.plan import forward_spec
+from cupy_fa2.problem import Structure
 
-__all__ = [
-    "CLASSES",
-    "Instruction",
-    "classify",
-    "disassemble",
-    "find_tool",
-    "main_loop",
-    "main_loop_counts",
-    "mma_per_tile",
-    "parse",
-]
+__all__ = ["CLASSES", "classify", "disassemble", "find_tool", "main_loop", "main_loop_counts", "mma_per_tile"]
 
 #: Class of instructions -> what its opcodes start with; the first match counts. ``other`` takes the rest, so that the
 #: classes of a loop add up to its instructions.
@@ -69,100 +58,6 @@ CLASSES: dict[str, tuple[str, ...]] = {
 }
 # LDS* and LDG* are also how other classes begin; these opcodes are looked up before the prefixes.
 _EXACT = {"LDSM": "ldmatrix", "LDGSTS": "cp_async", "LDGDEPBAR": "control", "STSM": "shared"}
-
-_LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P[0-9T]+)\s+)?([A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)\s*([^;]*);")
-_LABEL = re.compile(r"^\s*(\.L[\w.]+|[A-Za-z_$][\w$.]*):")
-_TARGET = re.compile(r"`\(([^)]+)\)|\b(0x[0-9a-f]+)\b")
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """One instruction.
-
-    Attributes
-    ----------
-    address : int
-    predicate : str
-        Such as ``"!P0"``; empty where it always executes.
-    opcode : str
-        With its modifiers: ``"HMMA.16816.F32.BF16"``.
-    operands : str
-    target : int or None
-        Where a branch goes.
-    """
-
-    address: int
-    predicate: str
-    opcode: str
-    operands: str
-    target: int | None = None
-
-
-def find_tool() -> str | None:
-    """Path of ``nvdisasm`` or ``cuobjdump``: on PATH, in a CUDA toolkit, or where pip puts it."""
-    folders = [*os.environ.get("PATH", "").split(os.pathsep)]
-    folders += [str(Path(os.environ[name]) / "bin") for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
-    folders += ["/usr/local/cuda/bin"]
-    site = Path(sysconfig.get_path("purelib"))
-    folders += [str(path) for path in sorted(site.glob("nvidia/*/bin"), reverse=True)]
-    for name in ("nvdisasm", "cuobjdump"):
-        if found := shutil.which(name, path=os.pathsep.join(folders)):
-            return found
-    return None
-
-
-def disassemble(cubin: bytes, tool: str | None = None) -> str:
-    """The text of a cubin.
-
-    Raises
-    ------
-    FileNotFoundError
-        If no disassembler is installed.
-    RuntimeError
-        If it fails.
-    """
-    tool = tool or find_tool()
-    if tool is None:
-        raise FileNotFoundError("neither nvdisasm nor cuobjdump was found: pip install nvidia-cuda-nvdisasm")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin)
-        options = ["-c"] if Path(tool).stem == "nvdisasm" else ["-sass"]
-        done = subprocess.run([tool, *options, str(path)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{tool} failed: {done.stderr.strip()}")
-    return done.stdout
-
-
-def parse(text: str, entry: str = ENTRY) -> list[Instruction]:
-    """The instructions of one function, in order, as either disassembler prints them."""
-    found: list[Instruction] = []
-    labels: dict[str, int] = {}
-    waiting: list[str] = []  # labels seen since the last instruction
-    jumps: dict[int, str] = {}
-    inside = False
-    for line in text.splitlines():
-        if "Function :" in line:  # cuobjdump
-            inside = line.split(":")[1].strip() == entry
-        elif line.lstrip().startswith(".section") and ".text." in line:  # nvdisasm
-            inside = f".text.{entry}," in line
-        if not inside:
-            continue
-        if (match := _LINE.search(line)) is None:
-            if match := _LABEL.match(line):
-                waiting.append(match[1])
-            continue
-        address, predicate, opcode, operands = int(match[1], 16), match[2] or "", match[3], match[4].strip()
-        labels.update(dict.fromkeys(waiting, address))
-        waiting.clear()
-        if opcode.startswith("BRA") and (target := _TARGET.search(operands)):
-            jumps[len(found)] = target[1] or target[2]
-        found.append(Instruction(address, predicate, opcode, operands))
-    for index, name in jumps.items():
-        at = int(name, 16) if name.startswith("0x") else labels.get(name)
-        old = found[index]
-        found[index] = Instruction(old.address, old.predicate, old.opcode, old.operands, at)
-    return found
 
 
 def classify(opcode: str) -> str:
@@ -218,7 +113,7 @@ def mma_per_tile(tile: FwdTile) -> int:
 
 
 def main_loop_counts(
-    cubin: bytes, tile: FwdTile | None = None, *, always: bool = False, entry: str = ENTRY
+    cubin: bytes, tile: FwdTile | None = None, *, always: bool = False, entry: str | None = None
 ) -> dict[str, float]:
     """Instructions in the main loop by class, each warp's, for one key tile.
 
@@ -234,8 +129,8 @@ def main_loop_counts(
         counts are those of one pass.
     always : bool
         Leave out what some branch inside the loop skips.
-    entry : str
-        The kernel's name.
+    entry : str, optional
+        The kernel's name; by default the first function in the file.
 
     Returns
     -------
@@ -283,12 +178,12 @@ def describe(name: str, every: dict[str, float], always: dict[str, float]) -> st
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cubin", type=Path, help="count in this file instead of building kernels")
-    parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--card", default="H200", help="whose tiles (see cupy_fa2.device.NAMED_DEVICES)")
+    parser.add_argument("--arch", help="what to assemble for, such as sm_80 (default: the card's)")
     parser.add_argument("--dtype", default="bf16", choices=("f16", "bf16"))
     parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128, 256])
     parser.add_argument("--causal", action=argparse.BooleanOptionalAction, default=None, help="default: both")
-    parser.add_argument("--tile", type=json.loads, help="FwdTile's fields as JSON, instead of the card's choice")
+    parser.add_argument("--tile", type=json.loads, help="FwdTile's fields as JSON, not the card's choice")
     parser.add_argument("--dump", action="store_true", help="print the main loop itself too")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -300,14 +195,19 @@ def main() -> int:
         device = named_device(options.card)
         cubins = {}
         masks = (False, True) if options.causal is None else (options.causal,)
-        if options.tile:
-            specs = [KernelSpec(FwdTile(**options.tile), options.dtype, options.dtype, causal) for causal in masks]
-        else:
-            chosen = itertools.product(options.head_dim, masks)
-            specs = [forward_spec(d, d, device, options.dtype, causal=causal)[0] for d, causal in chosen]
-        for spec in specs:
-            binary = build(spec, options.arch)
-            label = f"{spec.name} {options.arch} ({binary.registers} registers, {binary.spill_bytes} B spilled)"
+        specs = []
+        for head_dim, causal in itertools.product(options.head_dim, masks):
+            features = Features(band="causal" if causal else "full")
+            if options.tile:
+                dims = {"head_dim": head_dim, "head_dim_v": head_dim}
+                specs.append(FwdSpec(FwdTile(**{**dims, **options.tile}), options.dtype, options.dtype, features))
+            else:
+                structure = Structure.typical(head_dim, dtype=options.dtype, features=features)
+                specs.append(forward_spec(structure, device)[0])
+        for spec in dict.fromkeys(specs):
+            arch = options.arch or target(spec, device)
+            binary = build(spec, arch)
+            label = f"{spec.name} {arch} ({binary.registers} registers, {binary.spill_bytes} B spilled)"
             cubins[label] = (binary.cubin, spec.tile)
     try:
         for name, (cubin, tile) in cubins.items():

@@ -35,11 +35,10 @@ from typing import Any
 from tuner.candidates import FEW, SHAPES, VARIANTS, spec_of, tiles, transports, variants
 from tuner.classes import Class, Times, expected, measured, rows_of
 from tuner.ladder import settled
-from tuner.measure import log
 from tuner.registers import SPILLS, SpillBook
 from tuner.sizes import Sizes, title
 from tuner.tables import Table, read_table, render
-from tuner.tools import PIECES, ROOT, describe_machine, first_line, need_gpu, write_result
+from tuner.tools import PIECES, RESULTS, ROOT, describe_machine, first_line, log, need_gpu, stored_path, write_result
 from tuner.with_features import feature_specs, tune_features
 
 from cupy_fa2.device import Device, cuda_device, named_device
@@ -48,7 +47,6 @@ from cupy_fa2.plan.row import Rows
 __all__ = ["main"]
 
 TABLES = ROOT / "cupy_fa2" / "plan" / "tuned"
-RESULTS = ROOT / "bench" / "results"
 
 #: Cards of every architecture that a table serves, by that of its name; the first is the one that is modelled. sm_89
 #: has sm_86's registers. The compile gate builds what sm_120 gets of these tables.
@@ -116,8 +114,7 @@ def on_gpu(options: argparse.Namespace, classes: Sequence[Class]) -> int:
     machine = describe_machine(device, options.commit)
     book = SpillBook(threads=options.threads)
     times = Times(device.name, machine["date"], machine["commit"], device.arch)
-    timings = RESULTS if options.output is None else options.output
-    timings /= f"{device.name.lower().replace(' ', '-')}-tiles.json"
+    timings = stored_path(device.name, "tiles", options.output)
 
     def over(share: float) -> bool:
         return time.perf_counter() - begin > options.budget * share

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,11 +16,11 @@ from cupy_fa2.plan.feasible import accumulator_registers, infeasible
 from cupy_fa2.plan.row import Rows
 from tuner.candidates import FEW, candidates, spec_of, transports, variants
 from tuner.ladder import Timed, ladder, plain_tile, settled
-from tuner.measure import Search, compiled, log
+from tuner.measure import Search, compiled
 from tuner.model import clocks
 from tuner.registers import SpillBook
 from tuner.sizes import Sizes, title
-from tuner.tools import first_line
+from tuner.tools import first_line, log, read_result
 
 __all__ = ["LONG", "SHORT", "Class", "Times", "expected", "measured", "rows_of"]
 
@@ -46,6 +45,11 @@ class Class:
     head_dim_v: int
     masked: bool
 
+    @property
+    def features(self) -> Features:
+        """Of the calls that are timed."""
+        return Features("causal" if self.masked else "full")
+
     def __str__(self) -> str:
         return title(self.head_dim, self.head_dim_v, self.masked)
 
@@ -63,7 +67,7 @@ class Times:
     @classmethod
     def read(cls, path: Path) -> Times:
         """As `result` wrote them."""
-        data = json.loads(path.read_text())
+        data = read_result(path)
         times = cls(data["card"], data["date"], data["commit"], data["arch"])
         for row in data["rows"]:
             key = Class(row["head_dim"], row["head_dim_v"], row["masked"]), row["transport"]
@@ -78,7 +82,9 @@ class Times:
             for timed in sorted(found, key=lambda timed: timed.time):
                 tile = {k: v for k, v in asdict(timed.tile).items() if k not in ("head_dim", "head_dim_v")}
                 times = {"ms": timed.time, "short_ms": timed.short, "tflops": timed.tflops}
-                rows.append({**asdict(one), "transport": transport, **times, "tile": tile})
+                spec = spec_of(timed.tile, transport, one.features)
+                name = {"name": spec.name if spec else str(timed.tile)}
+                rows.append({**name, **asdict(one), "transport": transport, **times, "tile": tile})
         head = {"schema": 1, "kind": "tiles", "card": self.card, "date": self.date, "commit": self.commit}
         return {**head, "arch": self.arch, "rows": rows}
 
@@ -106,9 +112,8 @@ def expected(one: Class, device: Device, most: int = _MOST) -> dict[str, list[Ti
 def measured(one: Class, device: Device, out_of_time: Callable[[], bool]) -> dict[str, list[Timed]]:
     """Candidates by transport, with milliseconds on this card. A kernel that fails is left out."""
     specs: list[FwdSpec] = []
-    features = Features("causal" if one.masked else "full")
     for transport in transports(device):
-        made = [spec_of(tile, transport, features) for tile in _candidates(one, transport, device, _MOST)]
+        made = [spec_of(tile, transport, one.features) for tile in _candidates(one, transport, device, _MOST)]
         specs += [spec for spec in made if spec]
     search = Search(device, Sizes(one.head_dim, one.head_dim_v, one.masked, LONG))
     times = search(compiled(specs, device), 0.01)

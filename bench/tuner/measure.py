@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -12,16 +11,11 @@ from cupy_fa2.compile import Binary
 from cupy_fa2.device import Device
 from cupy_fa2.kernel.forward import FwdSpec
 from tuner.sizes import Sizes
-from tuner.tools import DTYPES, Arrays, bare_call, compile_all, first_line, interleaved
+from tuner.tools import DTYPES, Arrays, bare, compile_all, first_line, interleaved, log
 
-__all__ = ["Search", "compiled", "halvings", "log"]
+__all__ = ["Search", "compiled", "halvings"]
 
 _MAX_SPILL = 16  # bytes; what the compile gate allows
-
-
-def log(text: str) -> None:
-    """To standard error, at once, so that tables on standard output come last."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def compiled(specs: list[FwdSpec], device: Device) -> list[FwdSpec]:
@@ -72,8 +66,10 @@ class Search:
         for spec in specs:
             try:
                 if spec not in self.calls:
-                    arrays = (self.q, self.k, self.v, self.out)
-                    _, call = bare_call(spec, self.device, *arrays, self.causal, **self.given)
+                    arrays = {"q": self.q, "k": self.k, "v": self.v, "out": self.out}
+                    arrays |= {name: x for name, x in self.given.items() if hasattr(x, "shape")}
+                    others = {name: x for name, x in self.given.items() if name not in arrays}
+                    _, call = bare(self.device, arrays, spec, causal=self.causal, **others)
                     self.out.view(np.uint16).fill(0x7FFF)
                     call()
                     self._check(spec)

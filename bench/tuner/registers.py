@@ -19,11 +19,12 @@ from cupy_fa2.kernel.forward import FwdSpec, FwdTile
 from cupy_fa2.plan.feasible import serves
 from cupy_fa2.plan.weight import feature_names, register_weight
 from tuner.candidates import DTYPE, spec_of
+from tuner.tools import RESULTS
 
 __all__ = ["SPILLS", "Ask", "Fit", "SpillBook", "asks", "fit"]
 
 #: Where spills are recorded: what one NVRTC spills is not taken, whatever another says.
-SPILLS = Path(__file__).resolve().parent.parent / "results" / "spills.json"
+SPILLS = RESULTS / "spills.json"
 
 #: Features that a row may refuse by name, where they alone do not fit.
 _EXCEPTIONS = ("padded", "bias_float", "bias", "dropout")

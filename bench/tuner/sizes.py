@@ -6,19 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from cupy_fa2.device import Device
 from cupy_fa2.kernel.forward import FwdSpec
 from cupy_fa2.plan import plan_forward
 from cupy_fa2.problem import Problem
 from tuner.candidates import DTYPE
-from tuner.tools import DTYPES, PIECES, Arrays, visible_share
+from tuner.tools import DTYPES, HIDDEN, PIECES, TOKENS, Arrays, visible_share
 
 __all__ = ["Sizes", "asked", "title"]
-
-TOKENS = 16_384
-HIDDEN = 2048
 
 
 def title(head_dim: int, head_dim_v: int, masked: bool) -> str:
@@ -56,12 +51,10 @@ class Sizes:
         return 2.0 * pairs * (self.head_dim + self.head_dim_v)
 
     def given(self, arrays: Arrays, features: Iterable[str]) -> dict[str, Any]:
-        """The options that ask for `features`, names of `PIECES`; a seed is in an array."""
+        """The options that ask for `features`, names of `PIECES`."""
         made: dict[str, Any] = {}
         for name in features:
             made |= PIECES[name](arrays, self)
-        if "dropout_seed" in made:
-            made["dropout_seed"] = arrays.small(made["dropout_seed"], np.uint64)
         return made
 
 

@@ -1,5 +1,5 @@
 // Where an element lives: in a shared tile (bytes) and in a register fragment (lane and register). Both conventions
-// are stated here, once; tests/test_layout.py checks them against NumPy and against the PTX ISA's tables.
+// are stated here, once; tests/kernel/test_layout.py checks them against NumPy and against the PTX ISA's tables.
 #pragma once
 
 #include "core/ptx.cuh"

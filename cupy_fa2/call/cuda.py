@@ -17,7 +17,8 @@ from cupy_fa2.call.adopt import adopt, import_cupy
 from cupy_fa2.compile import Binary, build
 from cupy_fa2.device import cuda_device
 from cupy_fa2.kernel.base import KernelSpec, target
-from cupy_fa2.kernel.params import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES
+from cupy_fa2.kernel.param_struct import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES
+from cupy_fa2.kernel.params import ABI_SYMBOL, check_abi
 from cupy_fa2.kernel.tensor_box import TensorBox
 from cupy_fa2.plan import Launch
 from cupy_fa2.problem import Problem
@@ -44,8 +45,11 @@ class CudaKernel:
             self._kernel = self._module.get_function(spec.entry)
             # Setting an attribute loads the module on the current device, while the file is there.
             self._kernel.max_dynamic_shared_size_bytes = spec.shared_bytes
+        version = ctypes.c_uint32()
+        self._module.get_global(ABI_SYMBOL).copy_to_host(ctypes.addressof(version), ctypes.sizeof(version))
+        check_abi(spec.name, version.value)
 
-    def __call__(self, launch: Launch, args: bytes | bytearray) -> None:
+    def __call__(self, launch: Launch, args: bytes | bytearray, place: CudaPlace) -> None:
         """Launch on the current stream of the current device."""
         struct = np.frombuffer(args, dtype=self._struct)  # one element: CuPy passes it by value
         self._kernel(launch.grid, launch.block, (struct,), shared_mem=launch.shared_bytes)
@@ -63,6 +67,7 @@ class CudaPlace:
         self._kernels: dict[KernelSpec, CudaKernel] = {}
         self._lock = threading.Lock()
 
+    virtual = False
     address = staticmethod(operator.attrgetter("data.ptr"))
 
     def adopt(self, name: str, x: Any, *, from_host: bool = False) -> Any:
@@ -111,10 +116,6 @@ class CudaPlace:
                 if kernel is None:
                     kernel = self._kernels[spec] = CudaKernel(spec, target(spec, self.device))
         return kernel
-
-    def launch(self, kernel: CudaKernel, launch: Launch, args: bytes | bytearray) -> None:
-        """Launch on the current stream."""
-        kernel(launch, args)
 
     def fill(self, x: Any, byte: int) -> None:
         """Set every byte, on the current stream."""

@@ -18,7 +18,7 @@ from cupy_fa2.call.adopt import adopt, check_overlap, import_cupy, packed, span
 from cupy_fa2.call.cuda import cuda_place
 from cupy_fa2.call.option_arrays import OptionArrays, address, elsewhere, readable
 from cupy_fa2.call.place import Place
-from cupy_fa2.call.prepared import Prepared, prepare
+from cupy_fa2.call.prepared import Arrays, Prepared, prepare
 from cupy_fa2.call.simulated import SimulatedPlace, current_simulator
 from cupy_fa2.plan import plan_forward
 from cupy_fa2.problem import Options, Problem
@@ -30,6 +30,7 @@ __all__ = ["flash_attention"]
 _OUT_NUMPY = {name: dtype for dtype, name in OUT_DTYPES.items()}
 
 _MAX_PREPARED = 4096
+_NOTHING: Arrays = {}
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Call:
 
     problem: Problem
     prepared: Prepared | None  # None: there is no output element, and nothing to launch
+    copies: bool  # whether q, k or v has to be copied first
     spans: tuple[tuple[int, int], ...]  # of q, k, v and out: first byte and the one after the last, from the address
     array_spans: dict[str, tuple[int, int]]  # of the options that are arrays where the call runs
 
@@ -101,7 +103,8 @@ def _attention(place: Place, q: Any, k: Any, v: Any, options: Options) -> Any:
     if call is None:
         call = _prepare(place, key, q, k, v, options, extras)
     problem, prepared = call.problem, call.prepared
-    place.check_size(problem)
+    if place.virtual:
+        place.check_size(problem)
     if out is None:
         out = place.empty(problem.out_shape, _OUT_NUMPY[problem.out_dtype])
         out_at = at(out)
@@ -120,27 +123,21 @@ def _attention(place: Place, q: Any, k: Any, v: Any, options: Options) -> Any:
     arrays = {} if extras is None else readable(place, extras.arrays, problem)
     lse = place.empty(problem.lse_shape, np.float32) if options.return_lse else None
     if prepared is not None:
-        if any(problem.copied):
+        if call.copies:
             place.refuse_capture("q, k or v has to be copied first", "pass aligned arrays with a contiguous last axis")
-            q, k, v = (
-                packed(place.xp, x) if copied else x for x, copied in zip((q, k, v), problem.copied, strict=True)
-            )
-        bind, fields = place.bind, prepared.fields
-        values = {
-            "q": bind("q", q),
-            "k": bind("k", k),
-            "v": bind("v", v),
-            "out": bind("out", out, writable=True),
-            "lse": 0 if lse is None else bind("lse", lse, writable=True),
-        }
-        if extras is not None:
-            values["dropout_seed"] = extras.seed
-            for name, x in arrays.items():
-                values[fields[name]] = bind(name, x)
-        buffers = prepared.workspace(place)
-        if buffers:
-            values |= prepared.bind_workspace(place, buffers)
-        prepared.launch(place, values, {"out": out, "lse": lse, **buffers})
+            inputs = zip((q, k, v), problem.copied, strict=True)
+            q, k, v = (packed(place.xp, x) if copied else x for x, copied in inputs)
+            q_at, k_at, v_at = at(q), at(k), at(v)
+        if place.virtual or prepared.wants_arrays:
+            numbers = {} if extras is None else {"dropout_seed": extras.seed}
+            everything = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **arrays}
+            values, given = prepared.bind(place, everything, numbers)
+        else:
+            values, given = (q_at, k_at, v_at, out_at, 0 if lse is None else at(lse)), _NOTHING
+            if extras is not None:
+                values = (*values, *map(at, arrays.values()), extras.seed)
+        for step in prepared.steps:
+            step(place, values, given)
     return out if lse is None else (out, lse)
 
 
@@ -159,14 +156,19 @@ def _prepare(
         addresses=(q_at, k_at, v_at, 0 if out is None else place.address(out)),
         option_addresses={name: address(place, x) for name, x in arrays.items()},
     )
-    place.check_size(problem)
     plan = plan_forward(problem.structure, place.device)
     prepared = None
     if math.prod(problem.out_shape):
         numbers = () if extras is None else ("dropout_seed",)
         prepared = prepare(place, plan, problem, ("q", "k", "v", "out", "lse", *arrays), numbers)
     spans = tuple(span(x) for x in (q, k, v, q if out is None else out))
-    call = Call(problem, prepared, spans, {name: span(x) for name, x in arrays.items() if not elsewhere(place, x)})
+    call = Call(
+        problem,
+        prepared,
+        any(problem.copied),
+        spans,
+        {name: span(x) for name, x in arrays.items() if not elsewhere(place, x)},
+    )
     if key:
         if len(_calls) >= _MAX_PREPARED:
             _calls.clear()

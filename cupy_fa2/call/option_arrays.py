@@ -9,14 +9,15 @@ import numpy as np
 
 from cupy_fa2.call.adopt import check_overlap
 from cupy_fa2.call.place import Place
-from cupy_fa2.kernel.params import MAX_SEQLEN
+from cupy_fa2.kernel.param_struct import Source
+from cupy_fa2.kernel.params import ATTENTION_PARAMS, MAX_SEQLEN
 from cupy_fa2.problem import Problem
 from cupy_fa2.problem.options import Options, check_dropout, check_softcap, check_window
 
 __all__ = ["OptionArrays", "given", "readable"]
 
-#: Options that may be arrays.
-_NAMES = ("align", "seqlens_q", "seqlens_k", "alibi_slopes", "bias", "mask", "sinks", "dropout_seed")
+#: Options that may be arrays: those whose address an argument struct has.
+_NAMES = [field.array for field in ATTENTION_PARAMS.of_source(Source.ADDRESS) if field.array in Options._fields]
 #: Those that are small enough to be taken from the host, as arrays or lists, wherever q, k and v are.
 _FROM_ANYWHERE = ("seqlens_q", "seqlens_k", "alibi_slopes", "sinks")
 _values = operator.attrgetter(*_NAMES)
@@ -75,7 +76,7 @@ def address(place: Place, x: Any) -> int:
 
 def elsewhere(place: Place, x: Any) -> bool:
     """Whether an array is on the host while the call runs on a device."""
-    return place.xp is not np and isinstance(x, np.ndarray)
+    return isinstance(x, np.ndarray) and place.xp is not np
 
 
 def given(place: Place, options: Options) -> dict[str, Any]:
@@ -89,8 +90,9 @@ def given(place: Place, options: Options) -> dict[str, Any]:
             x = _from_list(name, x)
         if hasattr(x, "shape") or hasattr(x, "__dlpack__") or hasattr(x, "__cuda_array_interface__"):
             x = place.adopt(name, x, from_host=small or name == "dropout_seed")
-            # Strides of what will be on the device.
-            found[name] = x.copy() if small and elsewhere(place, x) and not x.flags.c_contiguous else x
+            if small and elsewhere(place, x) and not x.flags.c_contiguous:
+                x = x.copy()  # strides of what will be on the device
+            found[name] = x
     return found
 
 
@@ -120,16 +122,23 @@ def readable(place: Place, arrays: dict[str, Any], problem: Problem) -> dict[str
 
 def _readable(place: Place, name: str, x: Any, problem: Problem) -> Any:
     xp = place.xp
-    if isinstance(x, np.ndarray) and name.startswith("seqlens"):
-        _check_lengths(name, x, problem.seqlen_q if name == "seqlens_q" else problem.seqlen_k)
-    if elsewhere(place, x):
+    if isinstance(x, np.ndarray):
+        if name.startswith("seqlens"):
+            _check_lengths(name, x, problem.seqlen_q if name == "seqlens_q" else problem.seqlen_k)
+        if xp is np:
+            return _converted(place, name, x)
         place.refuse_capture(
             f"{name} has to be copied to the device first", f"pass a device array: cupy.asarray({name})"
         )
         return xp.asarray(_as_int32(np, x) if name in _INTEGERS else x)
+    return _converted(place, name, x)
+
+
+def _converted(place: Place, name: str, x: Any) -> Any:
+    """An array that is where the call runs, in a dtype and at an address that kernels read."""
     if name in _INTEGERS and not (x.dtype == np.int32 and x.flags.c_contiguous and place.address(x) % 4 == 0):
         place.refuse_capture(f"{name} has to be converted first", "pass a contiguous int32 array")
-        return _as_int32(xp, _aligned(place, x))
+        return _as_int32(place.xp, _aligned(place, x))
     if name == "dropout_seed" and place.address(x) % 8:
         place.refuse_capture(f"{name} has to be copied first", "pass an array at a multiple of 8 bytes")
         return _aligned(place, x)

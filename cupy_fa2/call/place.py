@@ -11,7 +11,23 @@ from cupy_fa2.kernel.tensor_box import TensorBox
 from cupy_fa2.plan import Launch
 from cupy_fa2.problem import Problem
 
-__all__ = ["Place"]
+__all__ = ["Kernel", "Place"]
+
+
+class Kernel(Protocol):
+    """A kernel that is loaded."""
+
+    def __call__(self, launch: Launch, args: bytes | bytearray, place: Any) -> None:
+        """Launch it at the place where it was loaded, or at an equal one; on the current stream, if there are streams.
+
+        Parameters
+        ----------
+        launch : Launch
+            Whose kernel this is.
+        args : bytes-like
+            Its argument struct.
+        place : Place
+        """
 
 
 class Place(Protocol):
@@ -29,6 +45,10 @@ class Place(Protocol):
     def device(self) -> Device:
         """What plans depend on."""
 
+    @property
+    def virtual(self) -> bool:
+        """Whether kernels see arrays at other addresses than their own: those that `bind` gives."""
+
     def adopt(self, name: str, x: Any, *, from_host: bool = False) -> Any:
         """`x` as an array that is here, without a copy; or, where `from_host`, as it is on the host.
 
@@ -42,7 +62,7 @@ class Place(Protocol):
         """Raise unless `out` is an array that can be written to here."""
 
     def check_size(self, problem: Problem) -> None:
-        """Raise if a call is too large to run here."""
+        """Raise if a call is too large to run here. Asked where places are virtual alone: a device runs any size."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A new array, contents undefined."""
@@ -69,11 +89,8 @@ class Place(Protocol):
     def tensor_map(self, address: int, box: TensorBox) -> bytes:
         """The tensor map of an array that is bound at `address`."""
 
-    def load(self, spec: KernelSpec) -> Any:
+    def load(self, spec: KernelSpec) -> Kernel:
         """The kernel, compiled and loaded on first use."""
-
-    def launch(self, kernel: Any, launch: Launch, args: bytes | bytearray) -> None:
-        """Run a loaded kernel, on the current stream where there are streams."""
 
     def fill(self, x: Any, byte: int) -> None:
         """Set every byte of an array."""

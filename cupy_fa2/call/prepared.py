@@ -2,97 +2,113 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import struct
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cupy_fa2.call.place import Place
-from cupy_fa2.kernel.params import TENSOR_MAP_BYTES, ParamStruct, Source
-from cupy_fa2.kernel.tensor_box import TensorBox
+from cupy_fa2.device import Device
+from cupy_fa2.kernel.param_struct import ParamStruct, Source
 from cupy_fa2.plan import Fill, Launch, Plan, encode
 from cupy_fa2.problem import Problem
 
-__all__ = ["Arguments", "Prepared", "prepare"]
+__all__ = ["Arrays", "FillStep", "KernelStep", "Prepared", "Values", "prepare"]
 
 _MAX_MAPS = 64  # remembered, of each launch
 
-Values = Mapping[str, int]  # addresses and the call's own numbers, by the field of the argument struct
+#: Addresses and the call's own numbers, in the order of `Prepared.names`. Tuples, since warm calls are about speed.
+Values = tuple[int, ...]
+Arrays = Mapping[str, Any]  # by the argument's or the buffer's name
 
 
-class Arguments:
-    """The argument struct of a launch, in which only addresses and the call's own numbers are missing.
+class KernelStep:
+    """A launch whose kernel is loaded, and whose argument struct wants only addresses and the call's own numbers.
 
     Parameters
     ----------
-    params : ParamStruct
-    template : bytes
-        The struct, with zeros in their places.
-    names : iterable of str
-        The fields that each launch gives; the others stay zero.
+    place : Place
+    launch : Launch
+    problem : Problem or None
+    device : Device
+    given : sequence of str
+        The fields that `Values` are for, in their order; those that the struct does not have are not its business.
     """
 
-    def __init__(self, params: ParamStruct, template: bytes, names: Iterable[str]) -> None:
-        self._template = template
-        given = set(names)
-        runs: list[list[str]] = []
-        end = -1
-        for one in params.of_source(Source.ADDRESS, Source.CALL):
-            if one.name in given:
-                # Neighbours are written together: a call of `struct` costs more than the bytes that it writes.
-                runs[-1:] = [[*runs[-1], one.name]] if params.offset(one.name) == end else [*runs[-1:], [one.name]]
-                end = params.offset(one.name) + one.nbytes
+    def __init__(
+        self, place: Place, launch: Launch, problem: Problem | None, device: Device, given: Sequence[str]
+    ) -> None:
+        params = launch.spec.params
+        self._launch = launch
+        self._kernel = place.load(launch.spec)
+        self._template = encode(launch, problem, device)
+        names = [one.name for one in params.of_source(Source.ADDRESS, Source.CALL) if one.name in given]
         self._runs = [
-            (params.offset(run[0]), struct.Struct("<" + "".join(map(params.pack_code, run))), _getter(run))
-            for run in runs
+            (params.offset(run[0]), struct.Struct("<" + "".join(map(params.pack_code, run))), _getter(run, given))
+            for run in _neighbours(params, names)
         ]
+        maps = params.of_source(Source.MAP)
+        boxes = launch.boxes(problem)
+        self._boxes = [boxes[one.name] for one in maps]
+        self._maps_at = params.offset(maps[0].name) if maps else 0
+        self._mapped = _getter([one.array for one in maps], given)
+        self.maps: dict[Values, bytes] = {}  # by the arrays' addresses
 
-    def __call__(self, values: Values) -> bytearray:
-        """The struct with these addresses and numbers."""
+    def __call__(self, place: Place, values: Values, arrays: Arrays) -> None:
+        """Launch."""
         args = bytearray(self._template)
         for at, packer, get in self._runs:
             packer.pack_into(args, at, *get(values))
-        return args
+        if self._boxes:
+            addresses = self._mapped(values)
+            args[self._maps_at :] = self.maps.get(addresses) or self._encode_maps(place, addresses)
+        self._kernel(self._launch, args, place)
 
-
-def _getter(names: list[str]) -> Callable[[Values], tuple[int, ...]]:
-    """Takes the values of these names out of a mapping, as a tuple."""
-    if len(names) == 1:
-        name = names[0]
-        return lambda values: (values[name],)
-    return operator.itemgetter(*names)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One launch, with its kernel loaded."""
-
-    launch: Launch
-    kernel: Any
-    arguments: Arguments
-    boxes: Mapping[str, tuple[str, TensorBox]]  # fields that are tensor maps -> the array's field, and the map's box
-    maps: dict[tuple[int, ...], bytes] = field(default_factory=dict)  # by the arrays' addresses
-
-    def run(self, place: Place, values: Values) -> None:
-        """Launch."""
-        args = self.arguments(values)
-        if self.boxes:
-            args[-len(self.boxes) * TENSOR_MAP_BYTES :] = self._tensor_maps(place, values)
-        place.launch(self.kernel, self.launch, args)
-
-    def _tensor_maps(self, place: Place, values: Values) -> bytes:
-        """The maps at the end of the struct; remembered, for callers that use their buffers again."""
-        addresses = tuple([values[array] for array, _ in self.boxes.values()])
-        maps = self.maps.get(addresses)
-        if maps is None:
-            maps = b"".join(place.tensor_map(values[array], box) for array, box in self.boxes.values())
-            if len(self.maps) >= _MAX_MAPS:
-                self.maps.clear()
-            self.maps[addresses] = maps
+    def _encode_maps(self, place: Place, addresses: Values) -> bytes:
+        """The tensor maps of arrays there; remembered, for callers that use their buffers again."""
+        maps = b"".join(map(place.tensor_map, addresses, self._boxes))
+        if len(self.maps) >= _MAX_MAPS:
+            self.maps.clear()
+        self.maps[addresses] = maps
         return maps
+
+
+class FillStep:
+    """A fill of an array or a buffer."""
+
+    def __init__(self, fill: Fill) -> None:
+        self._fill = fill
+
+    def __call__(self, place: Place, values: Values, arrays: Arrays) -> None:
+        """Fill it."""
+        place.fill(arrays[self._fill.writes[0]], self._fill.byte)
+
+
+def _neighbours(params: ParamStruct, names: Sequence[str]) -> list[list[str]]:
+    """Fields in groups that follow each other without a gap: a call of `struct` costs more than the bytes it writes."""
+    runs: list[list[str]] = []
+    end = -1
+    for name in names:
+        if params.offset(name) == end:
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+        end = params.offset(name) + params.field(name).nbytes
+    return runs
+
+
+def _getter(names: list[str], given: Sequence[str]) -> Callable[[Values], Values]:
+    """Takes the values of these names out of those that are given."""
+    where = [given.index(name) for name in names]
+    if where == list(range(len(given))):
+        return lambda values: values
+    if len(where) > 1:
+        return operator.itemgetter(*where)
+    return lambda values: tuple([values[at] for at in where])
 
 
 @dataclass(frozen=True)
@@ -102,25 +118,37 @@ class Prepared:
     Attributes
     ----------
     plan : Plan
-    steps : tuple of Step or Fill
-        The plan's launches, in order.
+    steps : tuple of KernelStep or FillStep
+        The plan's launches, in order; each is called with the place, the `Values`, and what it may fill.
+    names : tuple of str
+        Fields of argument structs, in the order of `Values`: of arrays, of numbers, of the plan's buffers.
     fields : mapping
-        Arrays and buffers -> the field of argument structs that has their address.
+        Arrays and buffers -> the field that has their address.
     """
 
     plan: Plan
-    steps: tuple[Step | Fill, ...]
+    steps: tuple[KernelStep | FillStep, ...]
+    names: tuple[str, ...]
     fields: Mapping[str, str]
 
-    def launch(self, place: Place, values: Values, arrays: Mapping[str, Any]) -> None:
-        """Launch everything; `values` by field, and by name the arrays and buffers that the plan may fill."""
-        for step in self.steps:
-            if isinstance(step, Step):
-                step.run(place, values)
-            else:
-                place.fill(arrays[step.writes[0]], step.byte)
+    @functools.cached_property
+    def wants_arrays(self) -> bool:
+        """Whether addresses are not enough: there is scratch to allocate, or something to fill."""
+        return bool(self.plan.workspace) or any(isinstance(step, FillStep) for step in self.steps)
 
-    def workspace(self, place: Place) -> dict[str, Any]:
+    def bind(self, place: Place, arrays: Arrays, numbers: Mapping[str, int]) -> tuple[Values, Arrays]:
+        """What the steps are called with: all values, scratch included, and all arrays, so that they stay alive."""
+        written = {name for launch in self.plan.launches for name in launch.writes}
+        found = dict(numbers)
+        for name, x in arrays.items():
+            if x is not None and name in self.fields:
+                found[self.fields[name]] = place.bind(name, x, writable=name in written)
+        buffers = self._workspace(place)
+        for one in self.plan.workspace:
+            found[self.fields[one.name]] = place.bind(one.name, buffers[one.name], writable=True, readable=one.zeroed)
+        return tuple(found.get(name, 0) for name in self.names), {**arrays, **buffers}
+
+    def _workspace(self, place: Place) -> dict[str, Any]:
         """New scratch, buffer by buffer."""
         offsets, nbytes = self.plan.workspace_offsets
         if not nbytes:
@@ -132,13 +160,6 @@ class Prepared:
             if one.zeroed:
                 place.fill(parts[one.name], 0)
         return parts
-
-    def bind_workspace(self, place: Place, buffers: Mapping[str, Any]) -> dict[str, int]:
-        """Where kernels find their scratch, by field."""
-        zeroed = {one.name: one.zeroed for one in self.plan.workspace}
-        return {
-            self.fields[name]: place.bind(name, x, writable=True, readable=zeroed[name]) for name, x in buffers.items()
-        }
 
 
 def prepare(
@@ -152,21 +173,16 @@ def prepare(
     plan : Plan
     problem : Problem
     arrays, numbers : iterable of str
-        Those of the call that each launch gives, beside the plan's buffers: by the argument's name, and by the field's.
+        Those that each call gives, beside the plan's buffers: by the argument's name, and by the field's. `Values` are
+        in this order.
     """
-    given = {*arrays, *(buffer.name for buffer in plan.workspace)}
-    numbers = set(numbers)
-    fields: dict[str, str] = {}
-    steps: list[Step | Fill] = []
-    for launch in plan.launches:
-        if isinstance(launch, Fill):
-            steps.append(launch)
-            continue
-        params = launch.spec.params
-        here = {one.array: one.name for one in params.of_source(Source.ADDRESS) if one.array in given}
-        boxes = launch.boxes(problem)
-        arguments = Arguments(params, encode(launch, problem, plan.device), [*here.values(), *numbers])
-        maps = {one.name: (here[one.array], boxes[one.name]) for one in params.of_source(Source.MAP)}
-        steps.append(Step(launch, place.load(launch.spec), arguments, maps))
-        fields |= here
-    return Prepared(plan, tuple(steps), fields)
+    kernels = plan.kernels
+    known = {one.array: one.name for launch in kernels for one in launch.spec.params.of_source(Source.ADDRESS)}
+    buffers = [buffer.name for buffer in plan.workspace]
+    fields = {name: known[name] for name in (*arrays, *buffers) if name in known}
+    names = (*(known.get(name, name) for name in arrays), *numbers, *(known[name] for name in buffers))
+    steps = (
+        FillStep(launch) if isinstance(launch, Fill) else KernelStep(place, launch, problem, plan.device, names)
+        for launch in plan.launches
+    )
+    return Prepared(plan, tuple(steps), names, fields)

@@ -9,7 +9,7 @@ import numpy as np
 
 from cupy_fa2.call.cuda import cuda_place
 from cupy_fa2.call.place import Place
-from cupy_fa2.call.prepared import Values, prepare
+from cupy_fa2.call.prepared import prepare
 from cupy_fa2.call.simulated import SimulatedPlace, current_simulator
 from cupy_fa2.plan import Plan
 from cupy_fa2.problem import Problem
@@ -23,7 +23,7 @@ def place_of(x: Any) -> Place:
 
 
 def bind(
-    plan: Plan, problem: Problem | None, arrays: Mapping[str, Any], numbers: Values | None = None
+    plan: Plan, problem: Problem | None, arrays: Mapping[str, Any], numbers: Mapping[str, int] | None = None
 ) -> Callable[[], None]:
     """Tie a plan to arrays: what is returned launches everything and allocates nothing.
 
@@ -58,16 +58,17 @@ def bind(
     if place.device != plan.device:
         raise ValueError(f"the plan is for {plan.device.name}, the arrays are on {place.device.name}")
     prepared = prepare(place, plan, problem, given, numbers)
-    buffers = prepared.workspace(place)
-    written = {name for launch in plan.launches for name in launch.writes}
-    values = dict(numbers)
-    for name, x in given.items():
-        values[prepared.fields[name]] = place.bind(name, x, writable=name in written)
-    values |= prepared.bind_workspace(place, buffers)
-    everything = {**given, **buffers}
-    return lambda: prepared.launch(place, values, everything)
+    values, everything = prepared.bind(place, given, numbers)
+
+    def launch() -> None:
+        for step in prepared.steps:
+            step(place, values, everything)
+
+    return launch
 
 
-def run(plan: Plan, problem: Problem | None, arrays: Mapping[str, Any], numbers: Values | None = None) -> None:
+def run(
+    plan: Plan, problem: Problem | None, arrays: Mapping[str, Any], numbers: Mapping[str, int] | None = None
+) -> None:
     """Run a given plan once: see `bind`."""
     bind(plan, problem, arrays, numbers)()

@@ -17,6 +17,7 @@ from cupy_fa2.call.adopt import address_of, empty_aligned
 from cupy_fa2.compile import build, gather_sources
 from cupy_fa2.device import Device, named_device
 from cupy_fa2.kernel.base import KernelSpec, target
+from cupy_fa2.kernel.params import ABI_SYMBOL, check_abi
 from cupy_fa2.kernel.tensor_box import TensorBox
 from cupy_fa2.plan import Launch
 from cupy_fa2.problem import Problem
@@ -33,18 +34,22 @@ class SimKernel:
         self._card = ptxsim.Card(device.name, device.shared_per_block)
         binary = build(spec, target(spec, device, virtual=True), line_info=True)
         self._kernel = ptxsim.parse_kernel(binary.ptx, entry=spec.entry, sources=gather_sources(spec.render()))
+        check_abi(spec.name, int.from_bytes(self._kernel.variables[ABI_SYMBOL], "little"))
 
-    def __call__(self, launch: Launch, args: bytes | bytearray, memory: ptxsim.GlobalMemory) -> ptxsim.Report:
-        """Run every block; raises on the first hazard."""
-        return ptxsim.launch(
+    def __call__(self, launch: Launch, args: bytes | bytearray, place: SimulatedPlace) -> None:
+        """Run every block; raises on the first hazard, and keeps a report of what happened."""
+        begin = time.perf_counter()
+        report = ptxsim.launch(
             self._kernel,
             grid=launch.grid,
             block=launch.block,
             shared_bytes=launch.shared_bytes,
             params=bytes(args),
-            memory=memory,
+            memory=place.memory,
             card=self._card,
+            observer=place.simulator.observer,
         )
+        place.simulator.add(report, time.perf_counter() - begin)
 
 
 _kernels: dict[tuple[KernelSpec, str], SimKernel] = {}
@@ -61,12 +66,13 @@ class SimulatedPlace:
     """
 
     xp = np
+    virtual = True
 
     def __init__(self, simulator: Simulator) -> None:
         self.device = simulator.device
         self.key = simulator.device.name
-        self._simulator = simulator
-        self._memory = ptxsim.GlobalMemory()
+        self.simulator = simulator
+        self.memory = ptxsim.GlobalMemory()
 
     address = staticmethod(address_of)
 
@@ -85,7 +91,7 @@ class SimulatedPlace:
 
     def check_size(self, problem: Problem) -> None:
         """Refuse what would take minutes, outside of ``with simulator()``."""
-        if self._simulator.limited and problem.multiply_adds > SIMULATOR_LIMIT:
+        if self.simulator.limited and problem.multiply_adds > SIMULATOR_LIMIT:
             raise ValueError(
                 f"q, k and v are NumPy arrays, which run in the simulator, and {problem.multiply_adds:.2g} "
                 f"multiply-adds take it long (more than {SIMULATOR_LIMIT:.0g}). Move them to a GPU with "
@@ -104,7 +110,7 @@ class SimulatedPlace:
 
     def bind(self, name: str, x: Any, *, writable: bool = False, readable: bool | None = None) -> int:
         """Show an array to the kernels, under its name."""
-        address: int = self._memory.bind(x, name, writable=writable, readable=readable)
+        address: int = self.memory.bind(x, name, writable=writable, readable=readable)
         return address
 
     def tensor_map(self, address: int, box: TensorBox) -> bytes:
@@ -120,18 +126,12 @@ class SimulatedPlace:
         with _lock:
             if key not in _kernels:
                 _kernels[key] = SimKernel(spec, self.device)
-        self._simulator.seconds += time.perf_counter() - begin
+        self.simulator.seconds += time.perf_counter() - begin
         return _kernels[key]
-
-    def launch(self, kernel: SimKernel, launch: Launch, args: bytes | bytearray) -> None:
-        """Simulate one launch and keep its report."""
-        begin = time.perf_counter()
-        report = kernel(launch, args, self._memory)
-        self._simulator.add(report, time.perf_counter() - begin)
 
     def fill(self, x: Any, byte: int) -> None:
         """Set every byte of an array."""
-        self._memory.fill(x, byte)
+        self.memory.fill(x, byte)
 
     def refuse_capture(self, what: str, remedy: str) -> None:
         """Nothing is captured here."""
@@ -151,12 +151,15 @@ class Simulator:
         Wall-clock time spent in the simulator, compiling and parsing kernels included.
     limited : bool
         Whether calls above a billion multiply-adds are refused, and nothing is kept of the others.
+    observer : ptxsim.Observer, optional
+        Told of every step of every launch.
     """
 
     device: Device
     reports: list[ptxsim.Report] = field(default_factory=list)
     seconds: float = 0.0
     limited: bool = False
+    observer: ptxsim.Observer | None = None
 
     @property
     def report(self) -> ptxsim.Report:
@@ -195,13 +198,15 @@ def current_simulator() -> Simulator:
 
 
 @contextlib.contextmanager
-def simulator(device: str = "A100") -> Iterator[Simulator]:
+def simulator(device: str = "A100", *, observer: ptxsim.Observer | None = None) -> Iterator[Simulator]:
     """Run NumPy arrays of any size on a simulated GPU, and collect what the launches did.
 
     Parameters
     ----------
     device : str
         Name of the simulated GPU; it decides the plan (tile, shared memory). See `cupy_fa2.device.NAMED_DEVICES`.
+    observer : ptxsim.Observer, optional
+        Told of every step of every launch: see docs/debugging.md. Slows the simulation down by a third.
 
     Yields
     ------
@@ -220,5 +225,5 @@ def simulator(device: str = "A100") -> Iterator[Simulator]:
     >>> sim.report.bank_conflicts                                  # doctest: +SKIP
     0
     """
-    with Simulator(named_device(device)).current() as chosen:
+    with Simulator(named_device(device), observer=observer).current() as chosen:
         yield chosen

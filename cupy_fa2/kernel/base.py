@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from cupy_fa2.device import Device
-from cupy_fa2.kernel.params import ParamStruct
+from cupy_fa2.kernel.param_struct import ParamStruct
 
 __all__ = ["KernelSpec", "target"]
 

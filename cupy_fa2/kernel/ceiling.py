@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cupy_fa2.kernel.params import CEILING_PARAMS, ParamStruct
+from cupy_fa2.kernel.param_struct import ParamStruct
+from cupy_fa2.kernel.params import CEILING_PARAMS
 
 __all__ = ["CHAINS", "FLOP_PER_MMA", "CeilingSpec"]
 

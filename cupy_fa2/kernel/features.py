@@ -38,9 +38,10 @@ class ScoreArray:
         """What a C++ template wants to know beside the dtype."""
         return f"{str(self.rows).lower()}, {str(self.pairs).lower()}"
 
-    def suffix(self) -> str:
+    def named(self, name: str) -> str:
         """As a part of a kernel's name."""
-        return ("" if self.rows else "_row") + ("" if self.pairs else "_single")
+        dtype = "" if self.dtype == "bool" else f"_{self.dtype}"
+        return name + dtype + ("" if self.rows else "_row") + ("" if self.pairs else "_single")
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,14 @@ class Features:
             raise ValueError("softcap, alibi and bias take the scale with its sign: nothing is left to negate")
 
     def name_parts(self) -> list[str]:
-        """As parts of a kernel's name."""
+        """As parts of a kernel's name: whatever is on, in the order of the fields."""
         parts = [] if self.band == "full" else [self.band]
-        parts += [name for name in ("negate", "softcap", "scaled", "alibi") if getattr(self, name)]
-        parts += [f"bias_{self.bias.dtype}{self.bias.suffix()}"] if self.bias else []
-        parts += [f"mask{self.mask.suffix()}"] if self.mask else []
-        return parts + [name for name in ("sinks", "padded", "dropout") if getattr(self, name)]
+        for name, value in vars(self).items():
+            if isinstance(value, ScoreArray):
+                parts.append(value.named(name))
+            elif value is True:
+                parts.append(name)
+        return parts
 
 
 #: None but what every kernel does.

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from cupy_fa2.kernel.features import BANDS, PLAIN, Features, score_modifiers
-from cupy_fa2.kernel.params import FWD_PARAMS, FWD_TENSOR_PARAMS, ParamStruct
+from cupy_fa2.kernel.param_struct import ParamStruct
+from cupy_fa2.kernel.params import FWD_PARAMS, FWD_TENSOR_PARAMS
 
 __all__ = ["DTYPES", "TRANSPORTS", "FwdSpec", "FwdTile"]
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cupy_fa2.device import Device
-from cupy_fa2.kernel.features import Features
 from cupy_fa2.kernel.forward import FwdSpec
 from cupy_fa2.kernel.tensor_box import TensorBox, key_box
+from cupy_fa2.plan.encode import arrays_read
 from cupy_fa2.plan.feasible import accumulator_registers, blocks_by_shared_memory
 from cupy_fa2.plan.pick import pick_forward
 from cupy_fa2.plan.plan import MAX_GRID, Launch, Plan
@@ -19,9 +19,6 @@ __all__ = ["FwdLaunch", "forward_plan_with", "forward_spec", "heads_per_group", 
 
 #: Of short sequences more heads would fit L2, and are slower: docs/notebook.md, 25.
 MOST_HEADS_PER_GROUP = 32
-
-#: Options that are arrays which a kernel reads, by the feature that they need.
-_ARRAYS = {"alibi": "alibi_slopes", "bias": "bias", "mask": "mask", "sinks": "sinks", "dropout": "dropout_seed"}
 
 
 @dataclass(frozen=True)
@@ -115,13 +112,8 @@ def forward_plan_with(spec: FwdSpec, structure: Structure, device: Device, reaso
             f"batch x heads x query tiles must be at most {MAX_GRID}, got {structure.heads} x {num_m_blocks}; "
             "split the batch"
         )
-    launch = FwdLaunch(spec, (blocks, 1, 1), _reads(structure.features), ("out", "lse"), num_m_blocks)
+    launch = FwdLaunch(spec, (blocks, 1, 1), arrays_read(structure.features), ("out", "lse"), num_m_blocks)
     return Plan((launch,), (), device, reason)
-
-
-def _reads(features: Features) -> tuple[str, ...]:
-    lengths = ("seqlens_q", "seqlens_k") if features.padded else ()
-    return ("q", "k", "v", "align", *lengths, *(array for name, array in _ARRAYS.items() if getattr(features, name)))
 
 
 def _check_serves(spec: FwdSpec, structure: Structure) -> None:

@@ -5,6 +5,7 @@ Whoever runs a plan needs nothing else: the simulator, a CUDA graph, the manifes
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -62,12 +63,12 @@ class Launch:
         if self.grid[0] > MAX_GRID:
             raise ValueError(f"{self.spec.name}: a grid has at most {MAX_GRID} blocks along x, got {self.grid[0]}")
 
-    @property
+    @functools.cached_property
     def block(self) -> tuple[int, int, int]:
         """Threads of a block."""
         return self.spec.threads, 1, 1
 
-    @property
+    @functools.cached_property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
         return self.spec.shared_bytes

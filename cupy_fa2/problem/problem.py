@@ -160,7 +160,7 @@ class Problem:
             seqlen_q=self.seqlen_q,
         )
 
-    @property
+    @functools.cached_property
     def values(self) -> dict[str, int | float]:
         """Fields of ``AttentionParams`` and the results' strides that the problem alone decides."""
         # Zero keeps the scores' order of magnitude out of the exponent just as the smallest normal number does, and
@@ -194,14 +194,14 @@ class Problem:
             "scale_log2": scale_log2,
         }
 
-    @property
+    @functools.cached_property
     def out_shape(self) -> tuple[int, int, int, int]:
         """Shape of out in the caller's layout."""
         shape = (self.batch, self.seqlen_q, self.num_heads, self.head_dim_v)
         a, b, c, d = (shape[axis] for axis in LAYOUTS[self.layout])
         return a, b, c, d
 
-    @property
+    @functools.cached_property
     def lse_shape(self) -> tuple[int, int, int]:
         """Shape of lse, in any layout."""
         return self.batch, self.num_heads, self.seqlen_q
@@ -219,7 +219,7 @@ class Problem:
             for size, stride in zip(sizes, strides, strict=True)
         )
 
-    @property
+    @functools.cached_property
     def multiply_adds(self) -> int:
         """Multiply-adds of the two matrix products, masked, padded or not."""
         pairs = self.batch * self.num_heads * self.seqlen_q * self.seqlen_k

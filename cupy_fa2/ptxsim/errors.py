@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One source position; an inlined function has a chain of them, innermost first."""
 
     file: str
@@ -47,7 +45,7 @@ class SimulationError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        #: Threads numbered across the running batch of blocks; the machine turns them into block and threads.
+        #: Threads numbered across the running batch of blocks; the launch turns them into block and threads.
         self.lanes = tuple(int(lane) for lane in lanes)
         self.line = line
         self.text = text

@@ -3,7 +3,8 @@
 - the tolerance rule: `tolerance`, `lse_tolerance`, `assert_attention_close`;
 - inputs: `random_qkv`, and arrays that lie in memory in every odd way with NaN all around them: `poisoned`;
 - `random_bias` and `random_mask`, broadcast in every way;
-- `attention_examples`, a Hypothesis strategy of whole calls.
+- `attention_examples`, a Hypothesis strategy of whole calls;
+- `OPTION_EXAMPLES`, the one list of the options, and `with_options`, which turns them on.
 
 Arrays are NumPy's, or CuPy's where `xp` is the module `cupy`.
 """
@@ -13,12 +14,17 @@ from cupy_fa2.reference import host
 from .arrays import DTYPES, STORAGES, Storage, assert_poison_intact, poisoned, random_qkv
 from .examples import Example, attention_examples
 from .operands import OPERAND_AXES, OPERAND_STORAGES, random_bias, random_mask
+from .options import EVERYTHING, OPTION_EXAMPLES, OPTION_SIZES, OPTION_VARIANTS, with_options
 from .tolerance import assert_attention_close, lse_tolerance, sample_rows, tolerance, ulp
 
 __all__ = [
     "DTYPES",
+    "EVERYTHING",
     "OPERAND_AXES",
     "OPERAND_STORAGES",
+    "OPTION_EXAMPLES",
+    "OPTION_SIZES",
+    "OPTION_VARIANTS",
     "STORAGES",
     "Example",
     "Storage",
@@ -34,4 +40,5 @@ __all__ = [
     "sample_rows",
     "tolerance",
     "ulp",
+    "with_options",
 ]

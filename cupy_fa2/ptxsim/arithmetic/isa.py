@@ -136,7 +136,8 @@ def _fused(m: Modifiers) -> Operation:
         exact = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
         result = exact.astype(a.dtype)
         if towards_zero:
-            # Infinite only where an operand was: overflow ends at the largest finite number.
+            # The conversion rounded to nearest; what grew by it goes back one step. So an overflow ends at the largest
+            # finite number, and a result is infinite only where an operand was.
             result = np.where(np.abs(result) > np.abs(exact), np.nextafter(result, np.zeros_like(result)), result)
         return _float_max(result, np.zeros_like(result)) if relu else result
 

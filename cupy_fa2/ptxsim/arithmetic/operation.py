@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +14,7 @@ from ..types import DTYPES, Array
 Function = Callable[..., Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(NamedTuple):
     """An opcode made concrete: result types, operand types, function."""
 
     results: tuple[str, ...]
@@ -56,6 +54,6 @@ class Modifiers:
 
 def flush(x: Array) -> Array:
     """Subnormals to zero of the same sign: what ``.ftz`` does to inputs and results."""
-    # A product with 0 keeps the sign, and NaN.
+    # A product, not a selection: times 0 a subnormal keeps its sign, and NaN (whose comparison is false) stays NaN.
     result: Array = x * (np.abs(x) >= np.float32(2.0**-126))
     return result

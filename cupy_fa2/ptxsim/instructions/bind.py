@@ -30,7 +30,8 @@ def bind(instruction: Instruction, batch: Batch) -> Step:
     raw = BINDERS.get(instruction.base, bind_operation)(instruction, batch)
     guard = guard_of(instruction, batch)
     registers = batch.registers
-    # Once all these are defined for all threads, no check can fail until other blocks take the registers over.
+    # A register that all threads have written stays defined until other blocks take the registers over (a new
+    # generation). Once that is so for all registers of this instruction, the checks are left out.
     everything = instruction.reads | instruction.writes
     settled = -1
 
@@ -118,7 +119,7 @@ def _bind_predicates(result: Any, operation: Operation, readers: list[Any], batc
     function = operation.function
 
     def step(sel: Selection) -> None:
-        # A single destination takes the first result only.
+        # There are two results, a predicate and its complement; an instruction with one destination takes the first.
         for write, value in zip(writers, function(*[read(sel) for read in readers]), strict=False):
             write(sel, value)
 

@@ -13,7 +13,8 @@ from ..state.batch import Batch, Binder, Step, items
 from ..state.registers import Selection
 from ..types import DTYPES, UNSIGNED, Array, bits_of
 
-#: Where the generic address space shows shared memory and the kernel's parameters; elsewhere it is global memory.
+#: A generic address of shared memory, or of the kernel's parameters, is the address there plus this. All other generic
+#: addresses are those of global memory.
 SHARED_WINDOW = 0x7F00_0000_0000_0000
 PARAM_WINDOW = 0x7E00_0000_0000_0000
 _WINDOWS = {"global": 0, "shared": SHARED_WINDOW, "param": PARAM_WINDOW}
@@ -109,7 +110,8 @@ def _load_param(batch: Batch, where: Array, unit: int, count: int, lanes: Array)
     if (odd := np.flatnonzero(where % width)).size:
         message = f"read of {width} bytes at byte {int(where[odd[0]])} of the parameters"
         raise MisalignedAddressError(message, lanes=lanes[odd])
-    # Only whole words of the parameters were checked, so a tail shorter than a word is never part of the view.
+    # A view needs a whole number of words. The tail that this cuts off is shorter than one, so no address that passed
+    # the checks lies in it.
     usable = batch.params.size // width * width
     rows: Array = batch.params[:usable].view(UNSIGNED[8 * unit]).reshape(-1, count)[where // width]
     return rows

@@ -48,7 +48,8 @@ class ElementGrid:
         """Whether all of the `width` bytes at each offset are elements' bytes."""
         inside = self._in_one_run(offset, width) if self.mask is None else np.zeros(offset.shape, np.bool_)
         if not inside.all():
-            # Two runs may touch; and a mask knows no runs.
+            # An access that no single run contains may lie in two that touch; and where there is a mask there are no
+            # runs. So the rest is asked byte by byte.
             rest = np.flatnonzero(~inside)
             each = offset[rest, None] + np.arange(width)
             inside[rest] = (self._in_one_run(each, 1) if self.mask is None else self._in_mask(each)).all(axis=1)

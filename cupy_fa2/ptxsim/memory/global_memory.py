@@ -236,7 +236,7 @@ class GlobalMemory:
         before = view.writer[items]
         view.writer[items] = who[:, None]
         view.written[items] = True
-        # Reading back finds two threads of this very instruction that meet.
+        # Where two threads of this very instruction write one item, the table kept one of them: reading it back tells.
         clash = ((before != 0) & (before != who[:, None])) | (view.writer[items] != who[:, None])
         if clash.any():
             message = "two threads of one launch write {}"

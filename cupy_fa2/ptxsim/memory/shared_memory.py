@@ -16,7 +16,9 @@ from ..types import UNSIGNED, Array
 
 #: Shared addresses start here, so that address 0 is nobody's.
 _FIRST_ADDRESS = 1024
-#: No address is better aligned by chance than its declaration says, from here on; below, the banks would shift.
+#: Dynamic shared memory is aligned to this, or to more if it is declared so, and never to twice that: code that relies
+#: on a better alignment than it declared fails here. Less than 128 bytes would shift the banks, so conflicts would
+#: differ.
 _PLACEMENT = 128
 
 
@@ -35,7 +37,7 @@ class SharedLayout:
                 self.addresses[variable.name] = end = -(-end // variable.align) * variable.align
                 end += variable.size
         self.static_bytes = end - _FIRST_ADDRESS
-        # An odd multiple of the declared alignment: code that assumes more than it declared fails here.
+        # An odd multiple of the alignment, see `_PLACEMENT`.
         align = max([_PLACEMENT, *(variable.align for variable in dynamic)])
         base = -(-end // align) * align
         base += align * (base // align % 2 == 0)
@@ -43,7 +45,7 @@ class SharedLayout:
         has_dynamic = bool(dynamic and dynamic_bytes)
         self.end = base + dynamic_bytes if has_dynamic else end
         self.start = base if has_dynamic and not self.static_bytes else _FIRST_ADDRESS
-        #: Between the static and the dynamic variables, where placement left one, lies nobody's memory.
+        #: The addresses between the last static and the first dynamic variable, which belong to neither.
         self.hole = (end, base) if has_dynamic and self.static_bytes else (0, 0)
 
 
@@ -153,6 +155,13 @@ class SharedMemory:
         self.hazards.on_bulk_copy(self.granules(offset, 16), self.moments[lanes], lanes, landing)
         self._words(4, 4)[offset // 16] = rows
         return offset
+
+    def peek(self, block: int, address: int, nbytes: int) -> Array:
+        """Bytes of one block as they lie there, by nobody's access: no rule applies."""
+        if not (self.layout.start <= address and 0 <= nbytes <= self.layout.end - address):
+            where = f"{self.layout.start:#x} to {self.layout.end:#x}"
+            raise ValueError(f"{nbytes} bytes at {address:#x}: shared memory is at {where}")
+        return self._bytes[block * self.stride :][address : address + nbytes].copy()
 
     def _words(self, unit: int, count: int) -> Array:
         key = (unit, count)

@@ -7,6 +7,7 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +20,7 @@ _MAGIC = b"tmap"
 _CHUNK = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(NamedTuple):
     """The bytes of one box: for each of its rows the part that is inside the tensor.
 
     Attributes

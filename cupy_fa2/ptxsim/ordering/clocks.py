@@ -23,14 +23,16 @@ TIME_SHIFT = 20
 WARP_SHIFT = 6
 LANE_MASK = np.int64((1 << WARP_SHIFT) - 1)
 THREAD_MASK = np.int64(WARP_STEP - 1)
-#: In place of a lane: several lanes of the warp. In place of a thread: several warps.
+#: In place of a lane: more than one lane of the warp did it. In place of a thread: more than one warp did.
 MANY_LANES = np.int64(32)
 MANY_WARPS = THREAD_MASK
 
-#: The sign marks what no barrier of the block orders by itself: a landing that somebody has to wait for.
+#: The sign marks the landing of a bulk copy. No barrier of the block orders it before an access, as it orders what
+#: threads do: only a wait at the copy's mbarrier does.
 LANDING = np.int64(-(1 << 63))
 _NO_SIGN = np.int64((1 << 63) - 1)
-#: mbarriers of a block: each is one lane of a warp of their own, whose time is the number of completed phases.
+#: How many mbarriers a block may have. In the clocks each is one lane of an additional warp, after the block's own, and
+#: its time is the number of its completed phases.
 SLOTS = 32
 
 
@@ -56,7 +58,8 @@ class Clocks:
         self.block_threads = block_threads
         self.warps = block_threads // 32
         self.known = np.zeros((moments.size, self.warps + 1, 33), np.int64)
-        #: Somebody's memory that is no memory any more: the time and the thread that nobody ever sees.
+        #: The moment that stands for the last write to bytes that are an mbarrier now. It is later than anything a
+        #: thread can know, so that every ordinary access to those bytes is found unordered, and reported.
         self.unseen = np.int64(LANDING | (_NO_SIGN & ~THREAD_MASK) | self.warps << WARP_SHIFT | 32)
 
     def forget(self) -> None:
@@ -86,7 +89,8 @@ class Clocks:
         own = lanes // 32 % self.warps
         self.known[lanes, own, lanes & 31] = self.moments[lanes] >> TIME_SHIFT
         self.known[lanes, own, 32] = self.known[lanes, own, :32].min(axis=1)
-        # The warp's other lanes take the step too, so that its times stay comparable.
+        # All lanes of the warp step on, not only those that release: lane 32 of `known`, the whole warp, is the least
+        # time of its lanes, which means something only while their times count alike.
         self.moments.reshape(-1, 32)[np.unique(lanes >> 5)] += WARP_STEP
         rows: Array = self.known[lanes]
         return rows

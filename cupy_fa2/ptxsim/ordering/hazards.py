@@ -100,14 +100,15 @@ class SharedHazards:
     def __init__(self, granules: int, threads: int, report: Reporter, clocks: Clocks | None = None) -> None:
         self.report = report
         self.clocks = clocks
-        #: The last read by each warp of the block, where the order of two warps is their own; else the last of all.
+        #: Reads that are remembered for each granule: with clocks, where any two warps may be ordered without the
+        #: others, the last one by each warp of the block; else one that stands for all.
         self.columns = clocks.warps if clocks else 1
         self.valid = np.zeros(granules, np.bool_)
         self.write: Moments = np.zeros(granules, np.int64)
         self.read: Moments = np.zeros(granules * self.columns, np.int64)
         self.flying = np.zeros(granules, np.bool_)
         self.in_flight: list[_Copies] = []
-        #: Groups committed so far, by thread: an open copy belongs to the group of that number.
+        #: Groups committed so far, by thread. A copy that is issued now belongs to the group of that number.
         self.committed = np.zeros(threads, np.int64)
 
     def forget(self) -> None:
@@ -130,7 +131,9 @@ class SharedHazards:
         self.read[granules] = noted = self._merged(self.read[granules], moments, who)
         differ = self.read[granules] != noted
         if differ.any():
-            # Several threads read one granule: note the lanes of one warp first, the warps last, to keep the widest.
+            # Threads of this one instruction read the same granule, and the table kept one of them. Write down instead
+            # that more than one did: first where they are lanes of one warp, last where they are of several warps,
+            # since that note covers the other one too.
             where, mine = granules[differ], noted[differ]
             other = self.read[where]
             across = ((other ^ mine) & THREAD_MASK) >> WARP_SHIFT != 0
@@ -234,7 +237,7 @@ class SharedHazards:
         if granules.ndim == 1:
             return granules, moments, lanes
         count = granules.shape[1]
-        # Only the clocks ask who it is.
+        # Without clocks the moment says all, and nobody reads who it was.
         who = np.repeat(lanes, count) if self.clocks else lanes
         return granules.reshape(-1), np.repeat(moments, count), who
 
@@ -273,6 +276,7 @@ def _merged(before: Moments, now: Moments) -> Moments:
         return now
     thread = differ & THREAD_MASK
     other_warp = recent & (thread >> WARP_SHIFT != 0)
-    # A read from before the last warp barrier is ordered against everything this warp does now.
+    # An earlier read by another lane needs remembering only if no barrier of the warp lies between: what comes after
+    # the one is after the other too.
     other_lane = recent & ~other_warp & (thread != 0) & (differ < WARP_STEP)
     return np.where(other_warp, now | MANY_WARPS, np.where(other_lane, whole_warp(now), now))

@@ -23,7 +23,7 @@ from .clocks import SLOTS, TIME_SHIFT, Clocks
 from .hazards import SharedHazards
 
 BYTES = 8
-#: Arrivals that a barrier can expect, and bytes that can be pending.
+#: The most arrivals that a barrier can expect, and the most bytes, by the PTX ISA.
 MAX_COUNT = (1 << 20) - 1
 
 Lanes = npt.NDArray[np.int64]
@@ -47,26 +47,28 @@ class Mbarriers:
     def __init__(self, words: int, blocks: int, block_threads: int, clocks: Clocks, hazards: SharedHazards) -> None:
         self.block_threads, self.clocks, self.hazards = block_threads, clocks, hazards
         places = blocks * SLOTS
-        #: By word of shared memory: the barrier there, or -1.
+        #: For each 8-byte word of shared memory the barrier (its index in the tables below) that lies there, or -1.
         self.at = np.full(words, -1, np.int64)
         self.word = np.full(places, -1, np.int64)
         self.origin = [""] * places
         self.initialized = np.zeros(places, np.int64)
         self.expected, self.pending = np.zeros(places, np.int64), np.zeros(places, np.int64)
-        #: Bytes that the running phase expects, and those of the copies issued for it.
+        #: Of the running phase: the bytes that it was told to expect, and the bytes of the copies issued for it.
         self.wanted, self.issued = np.zeros(places, np.int64), np.zeros(places, np.int64)
-        #: Phases completed ever; as many at the last initialisation; when a copy came last, and when a thread saw one.
+        #: How many phases are complete, counted over all barriers that ever had this place, and how many were when the
+        #: present one was initialised; the phase of the latest copy, and the latest phase that some thread waited for.
         self.completed, self.base = np.zeros(places, np.int64), np.zeros(places, np.int64)
         self.copied, self.seen = np.zeros(places, np.int64), np.zeros(places, np.int64)
         self.copier: list[tuple[Instruction, int] | None] = [None] * places
         shape = (places, *clocks.known.shape[1:])
-        #: What those who arrived so far know, and what a completed phase tells those who wait for it.
+        #: Rows of clocks: what the threads that arrived in the running phase know together, and what they knew at the
+        #: end of the latest complete phase, which is what those who wait for it learn.
         self.gathered, self.told = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        #: When threads of the block saw the latest completed phase by its parity.
+        #: When each thread of the block waited, by parity, for the latest complete phase; 0 if it did not.
         self.parity_seen = np.zeros((places, block_threads), np.int64)
-        #: The barrier that a thread waits for.
+        #: The barrier that each thread waits for, or -1.
         self.waiting_for = np.full(clocks.moments.size, -1, np.int64)
-        #: Grows with every completed phase.
+        #: Grows with every completed phase: while it stands, waits that failed need not be tried again.
         self.version = 0
 
     def forget(self) -> None:
@@ -79,7 +81,7 @@ class Mbarriers:
         self.gathered[:] = 0
         self.told[:] = 0
 
-    # Life
+    # Initialisation and its end
 
     def initialize(self, word: int, granules: Array, count: int, lane: int, origin: str) -> None:
         """Make a barrier of 8 bytes of shared memory."""
@@ -242,7 +244,7 @@ class Mbarriers:
         self.told[place] = told
         self.version += 1
 
-    # Ends
+    # The end of a block
 
     def missing(self, place: int) -> str:
         """What a phase waits for, in words."""

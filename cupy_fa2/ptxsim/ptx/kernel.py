@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..errors import Frame
 
@@ -48,38 +49,33 @@ class Reg:
     negated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Imm:
+class Imm(NamedTuple):
     """A literal: an integer, or the bit pattern of a float of `float_bits` bits."""
 
     value: int
     float_bits: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Special:
+class Special(NamedTuple):
     """A read-only machine register such as ``%tid.x``."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Symbol:
+class Symbol(NamedTuple):
     """The address of a shared variable or of a parameter."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """``[base + offset]``."""
 
     base: Reg | Imm | Symbol
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Vector:
+class Vector(NamedTuple):
     """``{a, b, ...}``, or the two results of ``d|p``."""
 
     items: tuple[Operand, ...]
@@ -93,8 +89,7 @@ class Ignored:
 Operand = Reg | Imm | Special | Symbol | Address | Vector | Ignored
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(NamedTuple):
     """One instruction.
 
     `target` is the branch destination as an instruction index; `reads` and `writes` are the indices of the
@@ -114,8 +109,7 @@ class Instruction:
     writes: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Param:
+class Param(NamedTuple):
     """A kernel parameter in the parameter space."""
 
     name: str
@@ -123,8 +117,7 @@ class Param:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class SharedVariable:
+class SharedVariable(NamedTuple):
     """A shared array; the dynamic one has size 0."""
 
     name: str
@@ -158,7 +151,8 @@ def used_registers(
     base: str, modifiers: Iterable[str], operands: tuple[Operand, ...]
 ) -> tuple[frozenset[int], frozenset[int]]:
     """The registers that an instruction reads and those that it writes."""
-    # What begins with an address has no result: no address is written to. A barrier has one if it reduces something.
+    # The first operand is the result, unless the opcode has none (a barrier has one if it reduces something) or it is
+    # an address, as in ``mbarrier.init [a], n``: there memory is written, not a register.
     reduces = base in ("bar", "barrier") and "red" in modifiers
     none = (base in NO_RESULT and not reduces) or isinstance(next(iter(operands), None), Address)
     results = 0 if none else 1

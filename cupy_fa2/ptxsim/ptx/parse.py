@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import replace
 
 from ..errors import Frame, ParseError, UnsupportedInstruction
 from .kernel import (
@@ -195,7 +194,8 @@ class _Body:
             seen.add(at)
             name, lines = self.files.get(at[0], (f"file {at[0]}", []))
             frames.append(Frame(name, at[1], lines[at[1] - 1].strip() if 0 < at[1] <= len(lines) else ""))
-            # Only an inlined position has callers: the same position may also stand in the kernel itself.
+            # The same source position may be inlined in one place and stand in the kernel itself in another: it has
+            # callers only if this very .loc says so.
             at = self.callers.get(at) if at != here or match[4] else None
         # Line 0 is code the compiler made up between two statements.
         return tuple(frame for frame in frames if frame.line)
@@ -227,10 +227,11 @@ class _Body:
             return instruction
         if label not in self.labels:
             raise ParseError(f"branch to unknown label {label}", line=instruction.line, text=instruction.text)
-        return replace(instruction, target=self.labels[label])
+        return instruction._replace(target=self.labels[label])
 
     def operand(self, text: str) -> Operand:
-        # What is made of other operands may name registers of the innermost scope, so it is known only there.
+        # Operands are kept by their text. One that is made of others (a vector, an address) may name a register that an
+        # inner scope declares anew, so it is looked up in, and kept for, the innermost scope alone.
         compound = text[0] in "{[!" or "|" in text
         for scope in self.scopes[-1:] if compound else reversed(self.scopes):
             if (known := scope.get(text)) is not None:

@@ -8,18 +8,17 @@ from ..errors import ParseError
 from .kernel import TYPE_BYTES
 from .literals import literal, literal_bytes
 
-# In an opcode these words follow another character.
+# In an opcode such as ld.global these words follow another character; a declaration begins with them.
 _DECLARATION = re.compile(r"(?<!\S)(\.extern\s+)?\.(?:global|const)\s[^;]*;")
-_VARIABLE = re.compile(
-    r"""\.(?:global|const)\s+
-        (?:\.attribute\s*\([^)]*\)\s*)?
-        (?:\.align\s+\d+\s+)?
-        \.(?P<type>\w+)\s+
-        (?P<name>[\w$]+)\s*
-        (?P<sizes>(?:\[\d+\])*)\s*
-        (?:=\s*(?P<open>\{)?(?P<values>[^{}]*)(?(open)\})\s*)?;""",
-    re.X,
-)
+# Compiled when first needed: most modules have none.
+_VARIABLE = r"""
+    \.(?:global|const)\s+
+    (?:\.attribute\s*\([^)]*\)\s*)?
+    (?:\.align\s+\d+\s+)?
+    \.(?P<type>\w+)\s+
+    (?P<name>[\w$]+)\s*
+    (?P<sizes>(?:\[\d+\])*)\s*
+    (?:=\s*(?P<open>\{)?(?P<values>[^{}]*)(?(open)\})\s*)?;"""
 
 
 def module_variables(text: str) -> dict[str, bytes | None]:
@@ -44,7 +43,7 @@ def module_variables(text: str) -> dict[str, bytes | None]:
 
 
 def _variable(declaration: str) -> tuple[str, bytes | None]:
-    match = _VARIABLE.fullmatch(declaration)
+    match = re.fullmatch(_VARIABLE, declaration, re.X)
     if match is None or match["type"] not in TYPE_BYTES:
         raise ParseError(f"unknown variable of a module: {' '.join(declaration.split())}")
     t, size = match["type"], TYPE_BYTES[match["type"]]

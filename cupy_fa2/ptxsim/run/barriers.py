@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ..errors import DivergenceError, RaceError, UnsupportedInstruction
 from ..instructions.warp import require_warps
+from ..observe.watch import Watch
 from ..ordering.clocks import TIME_SHIFT, Clocks, Moments
 from ..ptx.kernel import Imm, Instruction
 from ..state.batch import Batch
@@ -63,10 +64,11 @@ class _Phase:
 
     expected: int
     kind: str
-    #: Groups of threads that have come, when they did, and the instruction that they came to; those that wait, and all.
+    #: Groups of threads, each with the instruction that it came to: those that wait, and all that came, with the
+    #: moments at which they did.
     waiting: list[tuple[int, Lanes]] = field(default_factory=list)
     come: list[tuple[int, Lanes, Moments]] = field(default_factory=list)
-    #: What those that arrived and went on know.
+    #: The clocks of those that arrived and went on, joined: those that wait learn them.
     told: Array | None = None
     votes: list[Array] = field(default_factory=list)
     #: Writers of a reduction's result, and the registers that they write.
@@ -89,10 +91,12 @@ class BlockBarriers:
         Threads in a block.
     go : callable
         Lets threads run from an instruction on.
+    watch : Watch, optional
+        Who is told who waits.
     """
 
-    def __init__(self, batch: Batch, block_threads: int, go: Go) -> None:
-        self.batch, self.block_threads, self.go = batch, block_threads, go
+    def __init__(self, batch: Batch, block_threads: int, go: Go, watch: Watch | None = None) -> None:
+        self.batch, self.block_threads, self.go, self.watch = batch, block_threads, go, watch
         #: By block and number of the barrier.
         self.phases: dict[tuple[int, int], _Phase] = {}
         #: Who came to the latest complete phase of a barrier of part of the block, and when.
@@ -118,7 +122,10 @@ class BlockBarriers:
             for index in instruction.reads:
                 batch.require_defined(index, sel)
             if simple and sel is None:
-                # Nobody is left who could have come before.
+                # All threads of the batch are here at once, so no phase is open and none stays open.
+                if self.watch is not None:
+                    self.watch.wait(instruction, batch.lanes, number.value)
+                    self.watch.release(instruction, batch.lanes, number.value)
                 self._order_block(slice(None))
                 self.go(pc + 1, batch.lanes)
                 return
@@ -141,6 +148,8 @@ class BlockBarriers:
                     self.go(pc + 1, lanes[mine])
                 else:
                     phase.waiting.append((pc, lanes[mine]))
+                    if self.watch is not None:
+                        self.watch.wait(instruction, lanes[mine], key % COUNT)
                 self._complete_if_full(divmod(key, COUNT))
 
         return come
@@ -191,12 +200,14 @@ class BlockBarriers:
             for index in registers:
                 self.batch.registers.define(index, lanes)
         for pc, lanes in phase.waiting:
+            if self.watch is not None:
+                self.watch.release(self.watch.view.kernel.instructions[pc], lanes, key[1])
             self.go(pc + 1, lanes)
 
     @property
     def _clocks(self) -> Clocks:
         clocks = self.batch.shared.clocks
-        assert clocks is not None, "the machine makes them for kernels with barriers of part of a block"
+        assert clocks is not None, "the launch makes them for kernels with barriers of part of a block"
         return clocks
 
     def _order_block(self, lanes: slice) -> None:

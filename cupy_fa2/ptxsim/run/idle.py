@@ -6,8 +6,7 @@ Binding a kernel's instructions takes as long as running a few thousand of them:
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..ptx.kernel import Kernel
 from ..state.batch import Batch, Step
@@ -17,8 +16,7 @@ _BATCHES = 16
 _REGISTER_BYTES = 8 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(NamedTuple):
     """A batch and a kernel's steps for it; the key says for how many blocks of which shape and shared memory."""
 
     key: tuple[int, tuple[int, int, int], int]
@@ -31,7 +29,7 @@ class Bound:
         return self.key[0]
 
 
-#: The kernel is part of an entry, so that its identity, which is part of the key, stays its own.
+#: An entry holds its kernel: while it lives no other kernel can get its `id`, which is part of the key.
 _idle: OrderedDict[tuple[Any, ...], tuple[Kernel, Bound]] = OrderedDict()
 
 

@@ -17,6 +17,8 @@ from ..instructions.bind import bind
 from ..instructions.mbarrier import is_wait
 from ..memory.global_memory import GlobalMemory
 from ..memory.shared_memory import SharedLayout, SharedMemory
+from ..observe.observer import BatchView, Observer
+from ..observe.watch import Watch
 from ..ordering.mbarrier import BYTES
 from ..ptx.kernel import TYPE_BYTES, Imm, Kernel
 from ..state.batch import Batch, Step, special_registers
@@ -53,6 +55,7 @@ def launch(
     memory: GlobalMemory,
     card: Card | None = None,
     hazards: Literal["raise", "collect"] = "raise",
+    observer: Observer | None = None,
 ) -> Report:
     """Run a kernel to its end.
 
@@ -73,6 +76,8 @@ def launch(
     hazards : {"raise", "collect"}
         Whether the first hazard (race, uninitialised read, misused asynchronous copy) ends the launch, or
         hazards are kept in the report, one of each kind per instruction. All other errors end the launch.
+    observer : Observer, optional
+        Who is told what runs, step by step.
 
     Returns
     -------
@@ -97,7 +102,7 @@ def launch(
         raise LaunchError(f"{used} bytes of shared memory; a block of {card.name} has {card.shared_per_block}")
     parameters = _parameter_space(kernel, [params] if isinstance(params, bytes) else params)
     report = Report()
-    machine = _Machine(kernel, grid, block, layout, parameters, memory, report, hazards == "collect")
+    machine = _Machine(kernel, grid, block, layout, parameters, memory, report, hazards == "collect", observer)
     memory.begin_launch(machine.hazard)
     total = grid[0] * grid[1] * grid[2]
     per_thread = sum(max(bits // 8, 1) for _, bits in kernel.registers) + 1
@@ -162,9 +167,10 @@ class _Machine:
         memory: GlobalMemory,
         report: Report,
         collect: bool,
+        observer: Observer | None,
     ) -> None:
         self.kernel, self.grid, self.block, self.layout = kernel, grid, block, layout
-        self.params, self.memory, self.report = params, memory, report
+        self.params, self.memory, self.report, self.observer = params, memory, report, observer
         self.collected: set[tuple[type[HazardError], int]] | None = set() if collect else None
         self.block_threads = block[0] * block[1] * block[2]
         self.granule = narrowest_shared_access(kernel)
@@ -182,7 +188,8 @@ class _Machine:
                 self.bound = self._bind()
             batch, steps = self.bound.batch, self.bound.steps
             self._occupy(batch)
-            self.scheduler = Scheduler(self.kernel.instructions, steps, batch, self.block_threads)
+            watch = self._watch(batch)
+            self.scheduler = Scheduler(self.kernel.instructions, steps, batch, self.block_threads, watch)
             self.scheduler.run()
         except SimulationError as error:
             self._locate(error)
@@ -190,6 +197,14 @@ class _Machine:
         for instruction, number in zip(self.kernel.instructions, self.scheduler.counts.tolist(), strict=True):
             if number:
                 self.report.instructions[instruction.opcode] += number
+
+    def _watch(self, batch: Batch) -> Watch | None:
+        if self.observer is None:
+            return None
+        x, y, _ = self.grid
+        places = np.stack([self.blocks % x, self.blocks // x % y, self.blocks // (x * y)], axis=1)
+        view = BatchView(self.kernel, self.grid, self.block, places, batch)
+        return Watch(self.observer, view, batch, self.block_threads)
 
     def close(self) -> None:
         """Leave the batch to later launches, with nothing of this one but its registers."""

@@ -8,7 +8,7 @@ it falls out. A thread that fails a wait at an mbarrier rests (see `waits`); `ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import numpy as np
@@ -16,15 +16,14 @@ import numpy as np
 from ..errors import DeadlockError, DivergenceError, SimulationError, UnsupportedInstruction
 from ..instructions.bind import guard_of
 from ..instructions.mbarrier import is_wait
+from ..observe.watch import Watch
 from ..ptx.kernel import Instruction
-from ..state.batch import Batch, Step
+from ..state.batch import Batch, Handler, Step
 from ..state.registers import Selection
 from .barriers import BlockBarriers, is_barrier
 from .waits import Lanes, Waits
 
 CONTROL = frozenset(("bra", "ret", "exit", "trap"))
-#: Runs a control instruction: appends the groups that go on to the scheduler's.
-Handler = Callable[[int, Selection], None]
 
 
 def is_control(instruction: Instruction) -> bool:
@@ -45,10 +44,17 @@ class Scheduler:
         Registers and memory.
     block_threads : int
         Threads in a block.
+    watch : Watch, optional
+        Who is told what runs.
     """
 
     def __init__(
-        self, instructions: Sequence[Instruction], steps: Sequence[Step], batch: Batch, block_threads: int
+        self,
+        instructions: Sequence[Instruction],
+        steps: Sequence[Step],
+        batch: Batch,
+        block_threads: int,
+        watch: Watch | None = None,
     ) -> None:
         self.instructions, self.steps, self.batch = instructions, steps, batch
         self.threads = batch.lanes.size
@@ -57,8 +63,9 @@ class Scheduler:
         self.counts = np.zeros(len(instructions), np.int64)
         self._groups: list[tuple[int, int, Selection]] = []
         self._pushed = 0
-        self._barriers = BlockBarriers(batch, block_threads, self._go)
+        self._barriers = BlockBarriers(batch, block_threads, self._go, watch)
         self._waits = Waits(instructions, batch, self._try_again, self._go)
+        self._watch = watch
         self._handlers: dict[int, Handler] = {}
         self._next_control = np.full(len(instructions) + 1, len(instructions), np.int64)
         for pc in range(len(instructions) - 1, -1, -1):
@@ -68,6 +75,11 @@ class Scheduler:
                 self._next_control[pc] = pc
                 self._handlers[pc] = self._handler(instructions[pc])
         self._stops = self._next_control.tolist()
+        #: What a wait does when it is tried again.
+        self._retries = self._handlers
+        if watch is not None:
+            self.steps = watch.steps(instructions, steps)
+            self._handlers = {pc: watch.handler(instructions[pc], handler) for pc, handler in self._handlers.items()}
 
     def run(self) -> None:
         """Run all threads to their exit."""
@@ -77,7 +89,8 @@ class Scheduler:
                 self._run_next()
         except DivergenceError as error:
             if self._waits.apart and not isinstance(error, DeadlockError):
-                # A warp that runs in parts does so because its other part can never go on.
+                # A warp runs in parts only when all else had stopped (see `Waits.break_tie`). That such a part cannot
+                # meet the rest of its warp is a consequence: the fault is the wait that the rest never gets out of.
                 raise self._waits.deadlock() from error
             raise
         self._refuse_waiting()
@@ -89,7 +102,8 @@ class Scheduler:
                 self._waits.break_tie()
         pc, sel, limit = self._pop()
         if self._waits.apart:
-            # Part of a warp goes no further than it must: no part of it is to miss the others at what needs them all.
+            # One instruction at a time: any of them may let the rest of the warp go on, and then the parts have to come
+            # together again before an instruction that needs the whole warp.
             limit = min(limit, pc + 1)
         if self._waits.resting:
             present = self._waits.keep_back(pc, self.batch.chosen(sel))
@@ -175,16 +189,18 @@ class Scheduler:
         if instruction.base == "trap":
             return self._trap
         if instruction.base == "mbarrier":
-            return self._wait_action(instruction)
+            return self._wait_action(instruction, self.steps[self.pc])
         return self._barriers.action(instruction)
 
-    def _wait_action(self, instruction: Instruction) -> Handler:
+    def _wait_action(self, instruction: Instruction, step: Step) -> Handler:
         result = self.batch.registers.reader(instruction.operands[0], "pred")
 
         def wait(pc: int, sel: Selection) -> None:
-            self.steps[pc](sel)
+            step(sel)
             lanes, ready = self.batch.chosen(sel), result(sel)
             if ready.any():
+                if self._watch is not None:
+                    self._watch.pass_mbarrier(instruction, lanes[ready])
                 self._go(pc + 1, lanes[ready])
             if not ready.all():
                 self._waits.rest(pc, lanes[~ready])
@@ -193,7 +209,7 @@ class Scheduler:
 
     def _try_again(self, pc: int, lanes: Lanes) -> None:
         self.pc = pc
-        self._handlers[pc](pc, lanes)
+        self._retries[pc](pc, lanes)
 
     def _trap(self, pc: int, sel: Selection) -> None:
         raise SimulationError("trap: the kernel stopped itself", lanes=self.batch.chosen(sel))

@@ -30,7 +30,7 @@ class Batch:
     params: Array
     report: Report
     hazard: Reporter
-    #: 0 .. threads - 1, and each thread's number in the grid, from 1.
+    #: Each thread's number in the batch, from 0, and in the grid, from 1.
     lanes: npt.NDArray[np.int64]
     grid_threads: npt.NDArray[np.uint32]
 
@@ -55,6 +55,8 @@ class Batch:
 
 #: What an instruction does for the selected threads.
 Step = Callable[[Selection], None]
+#: What a control instruction, given by its index, does: it appends the groups that go on to the scheduler's.
+Handler = Callable[[int, Selection], None]
 Binder = Callable[[Instruction, Batch], Step]
 
 
@@ -74,7 +76,7 @@ def special_registers(
     thread, number = np.tile(np.arange(threads), blocks.size), np.repeat(blocks, threads)
     one = np.uint64(1)
     own = one << (thread & 31).astype(np.uint64)
-    # In 64 bits: the mask of lanes up to the last one is a power of two beyond 32 bits, less one.
+    # In 64 bits: for lane 31, `through` is 2^32 - 1, made from 2^32, which 32 bits cannot hold.
     below, through, everyone = own - one, own * np.uint64(2) - one, np.uint64(0xFFFFFFFF)
     specials = {
         "%laneid": thread & 31,

@@ -60,6 +60,18 @@ class Registers:
         self.partial.clear()
         self.generation += 1
 
+    def named(self, name: str) -> Reg | Special | Symbol:
+        """The operand of a name."""
+        if name in self.specials:
+            return Special(name)
+        if name in self.symbols:
+            return Symbol(name)
+        if name not in self.names:
+            raise ValueError(f"this kernel uses no register, parameter or shared variable named {name}")
+        index = self.names.index(name)
+        word = self.values[index].dtype
+        return Reg(index, 1 if word == np.bool_ else 8 * word.itemsize)
+
     def undefined(self, index: int, sel: Selection) -> npt.NDArray[np.bool_] | None:
         """Which of the selected threads have not written a register; None when all have."""
         if index in self.complete:

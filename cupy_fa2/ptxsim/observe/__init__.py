@@ -1,0 +1,1 @@
+"""What a launch tells who watches it, step by step."""
