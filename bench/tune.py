@@ -23,18 +23,19 @@ are over nothing more is built, and what has no rows yet keeps those it had.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import itertools
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
 from tuner.candidates import FEW, SHAPES, VARIANTS, spec_of, tiles, transports, variants
-from tuner.classes import Class, Times, expected, measured, rows_of
-from tuner.ladder import settled
+from tuner.classes import SHORT, Class, Times, expected, measured, rows_of, today_of
+from tuner.ladder import Timed, settled
 from tuner.registers import SPILLS, SpillBook
 from tuner.sizes import Sizes, title
 from tuner.tables import Table, read_table, render
@@ -42,7 +43,7 @@ from tuner.tools import PIECES, RESULTS, ROOT, describe_machine, first_line, log
 from tuner.with_features import feature_specs, tune_features
 
 from cupy_fa2.device import Device, cuda_device, named_device
-from cupy_fa2.plan.row import Rows
+from cupy_fa2.plan.row import Row, Rows
 
 __all__ = ["main"]
 
@@ -112,7 +113,7 @@ def on_gpu(options: argparse.Namespace, classes: Sequence[Class]) -> int:
     begin = time.perf_counter()
     device = cuda_device(0)
     machine = describe_machine(device, options.commit)
-    book = SpillBook(threads=options.threads)
+    book = SpillBook(threads=options.threads, deadline=begin + options.budget)
     times = Times(device.name, machine["date"], machine["commit"], device.arch)
     timings = stored_path(device.name, "tiles", options.output)
 
@@ -129,24 +130,37 @@ def on_gpu(options: argparse.Namespace, classes: Sequence[Class]) -> int:
         except Exception as error:  # of one class: the others are measured all the same
             log(f"{one}: {first_line(error)}")
         write_result(timings, times.result())
-    rows: Rows = {}
-    for one in dict.fromkeys(one for one, _ in times.found):
-        if over(1.0):
-            log(f"{one}: timed, but no rows: the budget is over. --without-gpu makes them from the times")
-            continue
+
+    def rows_for(one: Class) -> Rows:
         timed = {transport: found for (other, transport), found in times.found.items() if other == one}
-        rows |= rows_of(one, timed, served(device), book, "timed")
+        return rows_of(one, timed, served(device), book, "timed")
+
+    rows: Rows = {}
+    today = {key: today_of(*key, device).name for key in times.found}
+    # An entry's kernels are built one after the other, for most depend on how the last one went.
+    with concurrent.futures.ThreadPoolExecutor(options.threads) as pool:
+        for entries in pool.map(rows_for, dict.fromkeys(one for one, _ in times.found)):
+            rows |= entries
+    if rows:
         write(options, device.arch, rows, {"timed": timed_origin(times, book)}, book)
-    for key, entry in rows.items():
-        print(f"{title(*key[:3])}, {key[3]}:")
-        for timed_one in settled(times.found[Class(*key[:3]), key[3]])[:4]:
-            spec = spec_of(timed_one.tile, key[3])
-            print(f"  {spec.name if spec else '':48} {timed_one.tflops:6.1f} TFLOP/s, at 512 {timed_one.short} ms")
-        for row in entry:
-            room = "the rest" if row.room is None else f"room {row.room}"
-            print(f"    row {row.block_m}x{row.block_n} w{row.num_warps} s{row.stages} team {row.team}, {room}")
-    print(f"{time.perf_counter() - begin:.0f} s, {book.builds} kernels built for rows")
+    for (one, transport), found in times.found.items():
+        summary(one, transport, found, rows.get((*astuple(one), transport), ()), today[one, transport])
+    print(f"{time.perf_counter() - begin:.0f} s, {book.builds} kernels built for rows; written to {timings.parent}")
     return 0
+
+
+def summary(one: Class, transport: str, found: Sequence[Timed], rows: Sequence[Row], today: str) -> None:
+    """What came out, in a few lines."""
+    print(f"{one}, {transport}")
+    names = [f"{row.block_m}x{row.block_n}w{row.num_warps}s{row.stages}t{row.team}:{row.room}" for row in rows]
+    print(f"  rows, with their room: {', '.join(names) or 'none: those that there were stay'}")
+    shown = {timed.tile for timed in settled(found)[:3]}
+    for timed in settled(found):
+        spec = spec_of(timed.tile, transport, one.features)
+        was = spec is not None and spec.name == today
+        if spec and (was or timed.tile in shown):
+            short = f", at {SHORT} {timed.short} ms" if timed.short else ""
+            print(f"  {spec.name:48} {timed.tflops:6.1f} TFLOP/s{short}{', today' if was else ''}")
 
 
 def served(device: Device) -> list[Device]:

@@ -12,9 +12,11 @@ from typing import Any
 from cupy_fa2.device import Device
 from cupy_fa2.kernel.features import Features
 from cupy_fa2.kernel.forward import FwdSpec, FwdTile
+from cupy_fa2.plan import forward_spec
 from cupy_fa2.plan.feasible import accumulator_registers, infeasible
 from cupy_fa2.plan.row import Rows
-from tuner.candidates import FEW, candidates, spec_of, transports, variants
+from cupy_fa2.problem import Structure
+from tuner.candidates import DTYPE, FEW, candidates, spec_of, transports, variants
 from tuner.ladder import Timed, ladder, plain_tile, settled
 from tuner.measure import Search, compiled
 from tuner.model import clocks
@@ -22,7 +24,7 @@ from tuner.registers import SpillBook
 from tuner.sizes import Sizes, title
 from tuner.tools import first_line, log, read_result
 
-__all__ = ["LONG", "SHORT", "Class", "Times", "expected", "measured", "rows_of"]
+__all__ = ["LONG", "SHORT", "Class", "Times", "expected", "measured", "rows_of", "today_of"]
 
 SHORT, LONG = 512, 8192  # seqlens that are timed
 _MOST = 18  # candidates of a transport
@@ -30,7 +32,7 @@ _VARIED = 3  # the fastest, of which variants are timed
 
 #: What is tried on the fastest, one field after the other.
 _VARIANTS: tuple[dict[str, list[Any]], ...] = (
-    {"q_kept": [16, 32, 64]},
+    {"q_kept": [16, 32]},
     {"stages": [1, 2, 3]},
     {"last_to_first": [False]},
     {"min_blocks": [2]},
@@ -99,6 +101,14 @@ def _candidates(one: Class, transport: str, device: Device, most: int) -> list[F
     return []
 
 
+def today_of(one: Class, transport: str, device: Device) -> FwdSpec:
+    """What plain calls get before anything is written."""
+    structure = Structure.typical(
+        one.head_dim, one.head_dim_v, features=one.features, tensor_maps=transport == "tensor", dtype=DTYPE
+    )
+    return forward_spec(structure, device)[0]
+
+
 def expected(one: Class, device: Device, most: int = _MOST) -> dict[str, list[Timed]]:
     """Candidates by transport, with the times that the model gives them."""
     found = {transport: _candidates(one, transport, device, most) for transport in transports(device)}
@@ -114,9 +124,9 @@ def measured(one: Class, device: Device, out_of_time: Callable[[], bool]) -> dic
     specs: list[FwdSpec] = []
     for transport in transports(device):
         made = [spec_of(tile, transport, one.features) for tile in _candidates(one, transport, device, _MOST)]
-        specs += [spec for spec in made if spec]
+        specs += [spec for spec in [*made, today_of(one, transport, device)] if spec]
     search = Search(device, Sizes(one.head_dim, one.head_dim_v, one.masked, LONG))
-    times = search(compiled(specs, device), 0.01)
+    times = search(compiled(list(dict.fromkeys(specs)), device), 0.01)
     for transport in transports(device) if not out_of_time() else ():
         ranked = sorted((spec for spec in times if spec.transport == transport), key=times.__getitem__)
         more = [spec for best in ranked[:_VARIED] for values in _VARIANTS for spec in variants(best, device, values)]
@@ -137,20 +147,20 @@ def measured(one: Class, device: Device, out_of_time: Callable[[], bool]) -> dic
 
 
 def rows_of(one: Class, found: dict[str, list[Timed]], devices: Sequence[Device], book: SpillBook, origin: str) -> Rows:
-    """The table's entries: one for each transport."""
+    """The table's entries: one for each transport, or none at all where one of them fails."""
     rows: Rows = {}
     plain = None
     begin = time.perf_counter()
-    if "tensor" in found and "cp_async" in found:
-        plain = plain_tile(found["tensor"], one.masked, devices, book)
-        if plain is not None:
+    try:
+        if "tensor" in found and "cp_async" in found:
+            plain = plain_tile(found["tensor"], one.masked, devices, book)
             found = {**found, "cp_async": _with_plain(found["cp_async"], plain, devices[0])}
-    for transport, timed in found.items():
-        key = one.head_dim, one.head_dim_v, one.masked, transport
-        try:
+        for transport, timed in found.items():
+            key = one.head_dim, one.head_dim_v, one.masked, transport
             rows[key] = ladder(timed, one.masked, transport, devices, book, origin, plain)
-        except Exception as error:  # of one entry: the others are written all the same
-            log(f"  {key}: {first_line(error)}")
+    except Exception as error:  # both transports or none: plain calls have one tile
+        log(f"{one}: {first_line(error)}")
+        return {}
     log(f"{one} for sm_{devices[0].arch}: {book.builds} kernels built so far, {time.perf_counter() - begin:.0f} s")
     return rows
 

@@ -87,7 +87,7 @@ def plain_shape(tile: FwdTile) -> FwdTile:
     return replace(tile, stages=1, q_kept=0, mask_by_warp=False)
 
 
-def plain_tile(tensor: Sequence[Timed], masked: bool, devices: Sequence[Device], book: SpillBook) -> FwdTile | None:
+def plain_tile(tensor: Sequence[Timed], masked: bool, devices: Sequence[Device], book: SpillBook) -> FwdTile:
     """The tile of plain calls where a card has tensor copies: the fastest with them that exists without as well."""
     for one in settled(tensor):
         alike = [replace(one.tile, stages=stages, q_kept=0, mask_by_warp=False) for stages in (2, 1)]
@@ -95,7 +95,7 @@ def plain_tile(tensor: Sequence[Timed], masked: bool, devices: Sequence[Device],
             infeasible(tile, devices[0]) is None and _plain(tile, "cp_async", masked, devices, book) for tile in alike
         ):
             return one.tile
-    return None
+    raise ValueError("no tile serves plain calls with tensor maps and without")
 
 
 def _plain(tile: FwdTile, transport: str, masked: bool, devices: Sequence[Device], book: SpillBook) -> bool:

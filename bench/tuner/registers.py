@@ -5,7 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import json
+import math
 import os
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,10 +81,20 @@ def asks(masked: bool, transport: str) -> list[Ask]:
 
 
 class SpillBook:
-    """Builds kernels, and remembers which spilled with which NVRTC."""
+    """Builds kernels, and remembers which spilled with which NVRTC.
 
-    def __init__(self, path: Path | None = SPILLS, threads: int | None = None) -> None:
-        self._path, self._threads = path, threads or os.cpu_count()
+    Parameters
+    ----------
+    path : Path or None
+        The record.
+    threads : int, optional
+        That compile.
+    deadline : float
+        Of `time.perf_counter`: after it nothing is built, and `TimeoutError` raised instead.
+    """
+
+    def __init__(self, path: Path | None = SPILLS, threads: int | None = None, deadline: float = math.inf) -> None:
+        self._path, self._threads, self._deadline = path, threads or os.cpu_count(), deadline
         self._known: dict[str, dict[str, int]] = json.loads(path.read_text()) if path and path.exists() else {}
         self.builds = 0
 
@@ -105,6 +117,8 @@ class SpillBook:
 
     def _build(self, specs: list[FwdSpec], device: Device) -> None:
         """Side by side, for NVRTC releases the interpreter's lock."""
+        if specs and time.perf_counter() > self._deadline:
+            raise TimeoutError("the budget is over")
         with concurrent.futures.ThreadPoolExecutor(self._threads) as pool:
             for spec, spilled in zip(specs, pool.map(lambda spec: self._attempt(spec, device), specs), strict=True):
                 self.builds += 1
