@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cupy_fa2.plan.weight import WEIGHTLESS, register_weight
 
 import cupy_fa2
 from cupy_fa2 import reference
@@ -20,7 +21,6 @@ from cupy_fa2.kernel.features import BANDS, PLAIN, Features, ScoreArray, score_m
 from cupy_fa2.kernel.forward import FwdSpec, FwdTile
 from cupy_fa2.kernel.param_struct import Source
 from cupy_fa2.kernel.params import ATTENTION_PARAMS
-from cupy_fa2.plan.weight import WEIGHTLESS, register_weight
 from cupy_fa2.problem import Options
 from cupy_fa2.testing import OPTION_EXAMPLES, OPTION_SIZES, Example, with_options
 
