@@ -30,17 +30,17 @@ References
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cupy_fa2.reference.definition import Array, Call, Ints, Layout, Options, host
+from cupy_fa2.reference.definition import Array, Call, Ints, Layout, host
+from cupy_fa2.reference.options import filled, takes_options
 
 __all__ = [
     "Array",
     "Layout",
-    "Options",
     "attention",
     "attention_rows",
     "host",
@@ -51,26 +51,8 @@ __all__ = [
 ]
 
 
-def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    align: str | int | ArrayLike = "bottom-right",
-    softmax_scale: float | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Any = None,
-    bias: Any = None,
-    mask: Any = None,
-    sinks: Any = None,
-    seqlens_q: Any = None,
-    seqlens_k: Any = None,
-    dropout_p: float = 0.0,
-    dropout_seed: Any = None,
-    layout: Layout = "bshd",
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+@takes_options
+def attention(q: Any, k: Any, v: Any, **options: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Exact attention in float64.
 
     Parameters
@@ -81,36 +63,10 @@ def attention(
         Keys, (batch, seqlen_k, num_heads_k, head_dim), where num_heads is a multiple of num_heads_k.
     v : array
         Values, (batch, seqlen_k, num_heads_k, head_dim_v).
-    causal : bool
-        Row i sees the keys up to its diagonal, key ``i + offset``, and no later ones.
-    window : (int or None, int or None), optional
-        ``(left, right)``: row i sees the keys from ``i + offset - left`` to ``i + offset + right``, both included;
-        None is no bound. With `causal`, nothing right of the diagonal.
-    align : {"bottom-right", "top-left"} or int or (batch,) array of int
-        The offset of the diagonal: the length of the keys less that of the queries (the last row sees the last
-        key), 0, or as given.
-    softmax_scale : float, optional
-        Factor of every score, of any sign; 1 / sqrt(head_dim) unless given.
-    softcap : float, optional
-        Bound of the scaled scores, which ``softcap * tanh(score / softcap)`` keeps them within.
-    alibi_slopes : (num_heads,) or (batch, num_heads) array, optional
-        ``slope * abs(i + offset - j)`` is subtracted from the scores.
-    bias : array, optional
-        Added to the scores; broadcast to (batch, num_heads, seqlen_q, seqlen_k).
-    mask : array of bool, optional
-        True where a row may attend to a key; broadcast likewise.
-    sinks : (num_heads,) array, optional
-        A logit that takes part in each row's softmax and has no value; not scaled, capped or hidden.
-    seqlens_q : (batch,) array of int, optional
-        Rows of each batch element that exist, clamped to [0, seqlen_q]: the others have out = 0, lse = -inf.
-    seqlens_k : (batch,) array of int, optional
-        Keys of each batch element that exist, clamped to [0, seqlen_k].
-    dropout_p : float
-        Share of the probabilities that become 0, in [0, 1); the others are scaled up. `lse` is not affected.
-    dropout_seed : int or 0-d array, optional
-        Seed of the draw: `cupy_fa2.dropout.dropout_mask`. Needed where `dropout_p` is positive.
-    layout : {"bshd", "bhsd"}
-        Order of the axes of `q`, `k`, `v` and `out`: batch, seqlen, heads, head_dim, or heads before seqlen.
+    **options
+        As `cupy_fa2.flash_attention` has them and documents them, but for `out`, `out_dtype` and `return_lse`. Their
+        arrays may have any real dtype and be NumPy's or CuPy's; nothing is checked, and lengths are clamped to those
+        of the arrays. The formulas above say what each means.
 
     Returns
     -------
@@ -119,6 +75,11 @@ def attention(
     lse : ndarray of float64
         (batch, num_heads, seqlen_q), the natural logarithm of each row's sum of exponentials; -inf (or
         the sink) in rows that have no weight.
+
+    Raises
+    ------
+    TypeError
+        Naming an option that there is not.
 
     Notes
     -----
@@ -133,28 +94,13 @@ def attention(
     >>> float(out.item().__round__(12)), float(np.exp(lse).item().__round__(12))
     (3.0, 4.0)
     """
-    call = Call.of(
-        *(q, k, v),
-        causal=causal,
-        window=window,
-        align=align,
-        softmax_scale=softmax_scale,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        bias=bias,
-        mask=mask,
-        sinks=sinks,
-        seqlens_q=seqlens_q,
-        seqlens_k=seqlens_k,
-        dropout_p=dropout_p,
-        dropout_seed=dropout_seed,
-        layout=layout,
-    )
-    return call.solve_all(layout)
+    asked = filled(options)
+    return Call.of(q, k, v, asked).solve_all(asked.layout)
 
 
+@takes_options
 def attention_rows(
-    q: Any, k: Any, v: Any, rows: ArrayLike, **options: Unpack[Options]
+    q: Any, k: Any, v: Any, rows: ArrayLike, **options: Any
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Exact attention in float64 for some rows only, to check a run that is too big to compute whole.
 
@@ -172,10 +118,11 @@ def attention_rows(
     out : (n, head_dim_v) ndarray of float64
     lse : (n,) ndarray of float64
     """
-    return Call.of(q, k, v, **options).solve(_triples(rows))
+    return Call.of(q, k, v, filled(options)).solve(_triples(rows))
 
 
-def naive(q: Any, k: Any, v: Any, **options: Unpack[Options]) -> tuple[Array, Array]:
+@takes_options
+def naive(q: Any, k: Any, v: Any, **options: Any) -> tuple[Array, Array]:
     """Attention as written down without care, the measure of what its dtype can give.
 
     The formulas of `attention` in float32, with the scores (``s``: capped, with ALiBi and bias), the probabilities
@@ -196,10 +143,12 @@ def naive(q: Any, k: Any, v: Any, **options: Unpack[Options]) -> tuple[Array, Ar
     lse : ndarray of float32
         As for `attention`.
     """
-    return Call.of(q, k, v, **options).solve_all(options.get("layout", "bshd"), q.dtype)
+    asked = filled(options)
+    return Call.of(q, k, v, asked).solve_all(asked.layout, q.dtype)
 
 
-def naive_rows(q: Any, k: Any, v: Any, rows: ArrayLike, **options: Unpack[Options]) -> tuple[Array, Array]:
+@takes_options
+def naive_rows(q: Any, k: Any, v: Any, rows: ArrayLike, **options: Any) -> tuple[Array, Array]:
     """`naive` for some rows only: see `attention_rows`.
 
     Parameters
@@ -216,12 +165,11 @@ def naive_rows(q: Any, k: Any, v: Any, rows: ArrayLike, **options: Unpack[Option
     out : (n, head_dim_v) ndarray of the dtype of `q`
     lse : (n,) ndarray of float32
     """
-    return Call.of(q, k, v, **options).solve(_triples(rows), q.dtype)
+    return Call.of(q, k, v, filled(options)).solve(_triples(rows), q.dtype)
 
 
-def score_magnitude(
-    q: Any, k: Any, v: Any, rows: ArrayLike | None = None, **options: Unpack[Options]
-) -> NDArray[np.float64]:
+@takes_options
+def score_magnitude(q: Any, k: Any, v: Any, rows: ArrayLike | None = None, **options: Any) -> NDArray[np.float64]:
     """Largest sum of absolute values that a score of each row adds up.
 
     The rounding error of a score computed in float32 grows with it, and so does what may be asked of `lse`. Of one
@@ -247,7 +195,7 @@ def score_magnitude(
     Only scores that matter count: finite ones within 30 of `lse`, give or take 1e-5 of their own magnitude. The others
     have weights below e^-30, and a key that a bias of -10^9 hides says nothing about the error of the rest.
     """
-    call = Call.of(q, k, v, **options)
+    call = Call.of(q, k, v, filled(options))
     triples = call.all_rows() if rows is None else _triples(rows)
     largest = np.empty(len(triples))
     for b, h, block in call.blocks(triples):
@@ -264,7 +212,7 @@ def _magnitude(call: Call, b: int, h: int, i: Ints) -> NDArray[np.float64]:
     if call.alibi_slopes is not None:
         magnitude += abs(float(call.alibi_slopes[b, h])) * np.abs(call.before_diagonal(b, i))
     if call.bias is not None:
-        magnitude += np.abs(call.operand(call.bias, b, h, i).astype(np.float64))
+        magnitude += np.abs(call.score_array(call.bias, b, h, i).astype(np.float64))
     scores, sink = call.scores(b, h, i, np.float64), call.sink(b, h, i, np.float64)
     _, lse, _ = call.softmax(b, h, i, np.float64)
     matters = call.visible(b, h, i) & np.isfinite(scores) & (scores + 1e-5 * magnitude >= lse - 30)
@@ -273,6 +221,7 @@ def _magnitude(call: Call, b: int, h: int, i: Ints) -> NDArray[np.float64]:
     return np.asarray(np.maximum(largest, from_sink))
 
 
+@takes_options
 def softcap_error(
     q: Any,
     k: Any,
@@ -280,7 +229,7 @@ def softcap_error(
     rows: ArrayLike | None = None,
     *,
     tanh_error: float = 2.0**-11,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Bound of the errors that an approximate tanh in `softcap` causes by itself.
 
@@ -312,7 +261,7 @@ def softcap_error(
         |out' - out| <= exp(2 E) sqrt(sum_j p_j E_j) sqrt(sum_j p_j E_j (w_j v_j - out)^2)
         |lse' - lse| <= E
     """
-    call = Call.of(q, k, v, **options)
+    call = Call.of(q, k, v, filled(options))
     triples = call.all_rows() if rows is None else _triples(rows)
     out, lse = np.zeros((len(triples), call.v.shape[3])), np.zeros(len(triples))
     if call.softcap is None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from cupy_fa2 import dropout
+from cupy_fa2.problem import Options
 
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
@@ -23,25 +24,6 @@ Layout = Literal["bshd", "bhsd"]
 
 # Scores held at once: 32 MiB of float64, whatever the sequence lengths.
 BLOCK_ELEMENTS = 1 << 22
-
-
-class Options(TypedDict, total=False):
-    """Keyword options of every function of `cupy_fa2.reference`; `attention` says what they mean."""
-
-    causal: bool
-    window: tuple[int | None, int | None] | None
-    align: str | int | ArrayLike
-    softmax_scale: float | None
-    softcap: float | None
-    alibi_slopes: Any
-    bias: Any
-    mask: Any
-    sinks: Any
-    seqlens_q: Any
-    seqlens_k: Any
-    dropout_p: float
-    dropout_seed: Any
-    layout: Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,54 +48,36 @@ class Call:
     dropout_seed: int
 
     @classmethod
-    def of(
-        cls,
-        q: Any,
-        k: Any,
-        v: Any,
-        *,
-        causal: bool = False,
-        window: tuple[int | None, int | None] | None = None,
-        align: str | int | ArrayLike = "bottom-right",
-        softmax_scale: float | None = None,
-        softcap: float | None = None,
-        alibi_slopes: Any = None,
-        bias: Any = None,
-        mask: Any = None,
-        sinks: Any = None,
-        seqlens_q: Any = None,
-        seqlens_k: Any = None,
-        dropout_p: float = 0.0,
-        dropout_seed: Any = None,
-        layout: Layout = "bshd",
-    ) -> Call:
+    def of(cls, q: Any, k: Any, v: Any, options: Options) -> Call:
         """Resolve the options of `cupy_fa2.reference.attention`."""
-        if layout == "bhsd":
+        if options.layout == "bhsd":
             q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
         batch, seqlen_q, num_heads, head_dim = q.shape
-        lengths_q, lengths_k = _lengths(seqlens_q, batch, seqlen_q), _lengths(seqlens_k, batch, k.shape[1])
-        left, right = (None, None) if window is None else window
-        if causal:
+        lengths_q = _lengths(options.seqlens_q, batch, seqlen_q)
+        lengths_k = _lengths(options.seqlens_k, batch, k.shape[1])
+        left, right = (None, None) if options.window is None else options.window
+        if options.causal:
             right = 0 if right is None else min(right, 0)
-        if isinstance(align, str):
-            offset: Any = {"bottom-right": lengths_k - lengths_q, "top-left": 0}[align]
+        if isinstance(options.align, str):
+            offset: Any = {"bottom-right": lengths_k - lengths_q, "top-left": 0}[options.align]
         else:
-            offset = np.asarray(host(align), np.int64)
+            offset = np.asarray(host(options.align), np.int64)
+        scale, slopes, sinks = options.softmax_scale, options.alibi_slopes, options.sinks
         return cls(
             *(q, k, v),
-            scale=1 / math.sqrt(head_dim) if softmax_scale is None else float(softmax_scale),
-            softcap=softcap,
+            scale=1 / math.sqrt(head_dim) if scale is None else float(scale),
+            softcap=options.softcap,
             window_left=left,
             window_right=right,
             offset=np.broadcast_to(offset, batch),
             seqlens_q=lengths_q,
             seqlens_k=lengths_k,
-            alibi_slopes=None if alibi_slopes is None else np.broadcast_to(host(alibi_slopes), (batch, num_heads)),
-            bias=_four_axes(bias),
-            mask=_four_axes(mask),
+            alibi_slopes=None if slopes is None else np.broadcast_to(host(slopes), (batch, num_heads)),
+            bias=_four_axes(options.bias),
+            mask=_four_axes(options.mask),
             sinks=None if sinks is None else np.broadcast_to(host(sinks), num_heads),
-            dropout_threshold=dropout.threshold(dropout_p),
-            dropout_seed=dropout.seed_bits(dropout_seed) if dropout_p > 0 else 0,
+            dropout_threshold=dropout.threshold(options.dropout_p),
+            dropout_seed=dropout.seed_bits(options.dropout_seed) if options.dropout_p > 0 else 0,
         )
 
     @property
@@ -152,7 +116,7 @@ class Call:
         """Whether each row is within its sequence, (rows, 1)."""
         return np.asarray(i[:, None] < self.seqlens_q[b])
 
-    def operand(self, x: Any, b: int, h: int, i: Ints) -> Array:
+    def score_array(self, x: Any, b: int, h: int, i: Ints) -> Array:
         """The part of `bias` or `mask` that the rows `i` meet, broadcastable to (rows, keys)."""
         plane = x[b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0]
         if plane.shape[1] > 1:
@@ -175,7 +139,7 @@ class Call:
         if self.alibi_slopes is not None:
             s = s - dtype(self.alibi_slopes[b, h]) * np.abs(self.before_diagonal(b, i)).astype(dtype)
         if self.bias is not None:
-            s = s + self.operand(self.bias, b, h, i).astype(dtype)
+            s = s + self.score_array(self.bias, b, h, i).astype(dtype)
         return s
 
     def visible(self, b: int, h: int, i: Ints) -> Bools:
@@ -187,7 +151,7 @@ class Call:
         if self.window_right is not None:
             seen &= -before_diagonal <= self.window_right
         if self.mask is not None:
-            seen &= self.operand(self.mask, b, h, i)
+            seen &= self.score_array(self.mask, b, h, i)
         return seen
 
     def sink(self, b: int, h: int, i: Ints, dtype: type) -> Array:

@@ -11,20 +11,20 @@ Arrays are NumPy's, or CuPy's where `xp` is the module `cupy`.
 
 from cupy_fa2.reference import host
 
-from .arrays import DTYPES, STORAGES, Storage, assert_poison_intact, poisoned, random_qkv
 from .examples import Example, attention_examples
-from .operands import OPERAND_AXES, OPERAND_STORAGES, random_bias, random_mask
 from .options import EVERYTHING, OPTION_EXAMPLES, OPTION_SIZES, OPTION_VARIANTS, with_options
+from .score_arrays import SCORE_ARRAY_AXES, SCORE_ARRAY_STORAGES, random_bias, random_mask
+from .storage import DTYPES, STORAGES, Storage, assert_poison_intact, poisoned, random_qkv
 from .tolerance import assert_attention_close, lse_tolerance, sample_rows, tolerance, ulp
 
 __all__ = [
     "DTYPES",
     "EVERYTHING",
-    "OPERAND_AXES",
-    "OPERAND_STORAGES",
     "OPTION_EXAMPLES",
     "OPTION_SIZES",
     "OPTION_VARIANTS",
+    "SCORE_ARRAY_AXES",
+    "SCORE_ARRAY_STORAGES",
     "STORAGES",
     "Example",
     "Storage",

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupy_fa2.reference import Layout, Options
+from cupy_fa2.reference import Layout
 
-from .arrays import DTYPES, STORAGES, poisoned, random_qkv
-from .operands import OPERAND_AXES, OPERAND_STORAGES, random_bias, random_mask
+from .score_arrays import SCORE_ARRAY_AXES, SCORE_ARRAY_STORAGES, random_bias, random_mask
+from .storage import DTYPES, STORAGES, poisoned, random_qkv
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -75,13 +75,13 @@ class Example:
         return q, k, v
 
     @property
-    def options(self) -> Options:
+    def options(self) -> dict[str, Any]:
         """The keyword arguments of the call, with NumPy arrays: those that the call does not need are left out.
 
         For a call on a device, ``example.options | example.option_arrays(cupy)``.
         """
         align: Any = np.array(self.align, np.int64) if isinstance(self.align, tuple) else self.align
-        options: Options = {
+        options: dict[str, Any] = {
             "causal": self.causal,
             "align": align,
             "softmax_scale": self.softmax_scale,
@@ -95,9 +95,9 @@ class Example:
             options |= {"dropout_p": self.dropout_p, "dropout_seed": self.dropout_seed}
         return options | self.option_arrays()
 
-    def option_arrays(self, xp: Any = np) -> Options:
+    def option_arrays(self, xp: Any = np) -> dict[str, Any]:
         """Make the arrays among the options, on the device of `xp`: the same ones each time."""
-        arrays: Options = {}
+        arrays: dict[str, Any] = {}
         sizes = {"b": self.batch, "h": self.num_heads, "q": self.seqlen_q, "k": self.seqlen_k}
         if self.alibi:
             axes = "h" if self.alibi is True else self.alibi
@@ -232,19 +232,19 @@ def _options(e: Example) -> SearchStrategy[dict[str, Any]]:
         one = st.sampled_from([0, seqlen, max(0, seqlen - 1), seqlen // 2]) | st.integers(0, seqlen)
         return st.tuples(*[one] * e.batch)
 
-    def operand(*contents: str) -> SearchStrategy[str]:
-        return st.tuples(st.sampled_from(OPERAND_AXES), st.sampled_from(contents)).map(" ".join).map(str.strip)
+    def score_array(*contents: str) -> SearchStrategy[str]:
+        return st.tuples(st.sampled_from(SCORE_ARRAY_AXES), st.sampled_from(contents)).map(" ".join).map(str.strip)
 
     bound = st.sampled_from([None, None, 0, 1, 16, 63, 64, 10**9, 2**40]) | st.integers(0, e.seqlen_k + 2)
     off = st.none()
-    storage = st.sampled_from(OPERAND_STORAGES)
+    storage = st.sampled_from(SCORE_ARRAY_STORAGES)
     drawn = {
         "window": off | off | st.tuples(bound, bound),
         "softcap": off | off | st.sampled_from([0.5, 5.0, 30.0, 50.0]),
         "alibi": st.sampled_from([False, False, False, "h", "bh"]),
-        "bias": off | off | operand("", "", "holes", "f32", "f32 holes", "f32 far"),
+        "bias": off | off | score_array("", "", "holes", "f32", "f32 holes", "f32 far"),
         "bias_storage": storage,
-        "mask": off | off | operand("", "", "rows", "sparse"),
+        "mask": off | off | score_array("", "", "rows", "sparse"),
         "mask_storage": storage,
         "sinks": st.sampled_from([False, False, True]),
         "seqlens_q": off | off | lengths(e.seqlen_q).map(lambda lens: _enough(e, lens)),

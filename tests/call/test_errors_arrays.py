@@ -8,26 +8,26 @@ import cupy_fa2
 
 
 @pytest.mark.parametrize("name", ["alibi_slopes", "bias", "sinks"])
-def test_operands_at_odd_addresses(name):
+def test_option_arrays_at_odd_addresses(name):
     q = np.zeros((1, 8, 2, 32), np.float16)
     odd = np.zeros(9, np.uint8)[1:].view(np.float32)
-    operand = {"bias": odd.reshape(2, 1, 1)}.get(name, odd)
-    refused(lambda: cupy_fa2.flash_attention(q, q, q, **{name: operand}), ValueError, rf"\b{name} & address & copy\(\)")
+    array = {"bias": odd.reshape(2, 1, 1)}.get(name, odd)
+    refused(lambda: cupy_fa2.flash_attention(q, q, q, **{name: array}), ValueError, rf"\b{name} & address & copy\(\)")
 
 
-def test_operands_with_broken_strides():
+def test_option_arrays_with_broken_strides():
     q = np.zeros((1, 8, 2, 32), np.float16)
     odd = np.lib.stride_tricks.as_strided(np.zeros(8, np.float32), (2,), (6,))
-    for name, operand in (("alibi_slopes", odd), ("sinks", odd), ("bias", odd.reshape(2, 1, 1))):
+    for name, array in (("alibi_slopes", odd), ("sinks", odd), ("bias", odd.reshape(2, 1, 1))):
         refused(
-            lambda name=name, operand=operand: cupy_fa2.flash_attention(q, q, q, **{name: operand}),
+            lambda name=name, array=array: cupy_fa2.flash_attention(q, q, q, **{name: array}),
             ValueError,
             rf"\b{name} & strides & copy\(\)",
         )
 
 
 @pytest.mark.parametrize("name", ["alibi_slopes", "bias", "mask", "sinks", "seqlens_q", "dropout_seed"])
-def test_operands_that_are_on_neither_side(name):
+def test_option_arrays_that_are_on_neither_side(name):
     """Beside NumPy arrays, an array of another library is refused by name."""
 
     class Foreign:
@@ -38,18 +38,18 @@ def test_operands_that_are_on_neither_side(name):
 
 
 @pytest.mark.parametrize("name", ["bias", "mask", "align"])
-def test_large_operands_must_be_on_the_device(cp, name):
-    operand = {"bias": np.zeros(7, np.float16), "mask": np.ones(7, np.bool_), "align": np.zeros(2, np.int32)}[name]
+def test_large_option_arrays_must_be_on_the_device(cp, name):
+    array = {"bias": np.zeros(7, np.float16), "mask": np.ones(7, np.bool_), "align": np.zeros(2, np.int32)}[name]
     refused(
-        lambda: cupy_fa2.flash_attention(**arguments(cp), **{name: operand}), TypeError, rf"\b{name}\b & cupy.asarray"
+        lambda: cupy_fa2.flash_attention(**arguments(cp), **{name: array}), TypeError, rf"\b{name}\b & cupy.asarray"
     )
 
 
-def test_byte_swapped_operands():
+def test_byte_swapped_option_arrays():
     for name, dtype in (("bias", ">f4"), ("sinks", ">f4"), ("alibi_slopes", ">f4")):
-        operand = np.ones(4 if name != "bias" else 7, dtype)
+        array = np.ones(4 if name != "bias" else 7, dtype)
         refused(
-            lambda name=name, operand=operand: cupy_fa2.flash_attention(**arguments(np), **{name: operand}),
+            lambda name=name, array=array: cupy_fa2.flash_attention(**arguments(np), **{name: array}),
             TypeError,
             rf"\b{name} & >f4",
         )

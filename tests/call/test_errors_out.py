@@ -16,7 +16,7 @@ def test_out_that_overlaps_align(xp):
         cupy_fa2.flash_attention(q, k, v, causal=True, align=align, out=out)
 
 
-OPERANDS = {
+OPTION_ARRAYS = {
     "align": lambda flat: flat[:16].view(np.int32),
     "bias": lambda flat: flat[:64].reshape(8, 8),
     "mask": lambda flat: flat[:4].view(np.bool_),
@@ -28,13 +28,13 @@ OPERANDS = {
 }
 
 
-@pytest.mark.parametrize("name", OPERANDS)
-def test_out_that_overlaps_an_operand(xp, name):
+@pytest.mark.parametrize("name", OPTION_ARRAYS)
+def test_out_that_overlaps_an_option_array(xp, name):
     q = xp.zeros((8, 8, 2, 32), np.float16)
     out = xp.zeros((8, 8, 2, 32), np.float16)
-    operand = OPERANDS[name](out.reshape(-1))
+    array = OPTION_ARRAYS[name](out.reshape(-1))
     with pytest.raises(ValueError, match=f"out must not overlap {name}"):
-        cupy_fa2.flash_attention(q, q, q, **{name: operand}, out=out)
+        cupy_fa2.flash_attention(q, q, q, **{name: array}, out=out)
 
 
 def test_out_at_an_odd_address():

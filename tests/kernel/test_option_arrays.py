@@ -5,31 +5,31 @@ import numpy as np
 import pytest
 from conftest import example, some
 
-from cupy_fa2.testing import OPERAND_AXES, OPERAND_STORAGES, assert_attention_close, host
+from cupy_fa2.testing import SCORE_ARRAY_AXES, SCORE_ARRAY_STORAGES, assert_attention_close, host
 
 KINDS = ("float16", "bfloat16 f32", "bfloat16", "float16 f32")
 
 
-@pytest.mark.parametrize("axes", OPERAND_AXES)
+@pytest.mark.parametrize("axes", SCORE_ARRAY_AXES)
 def test_broadcast_biases(fa, axes):
     """Any axes, and an odd number of keys or an even one, which can be read in pairs."""
-    turn = OPERAND_AXES.index(axes)
+    turn = SCORE_ARRAY_AXES.index(axes)
     for kind in fa.size([KINDS[turn % 4]], KINDS):
         dtype, *words = kind.split()
         for seqlen_k in fa.size([70 + turn // 2 % 2], [70, 71, 513]):
             fa.hold(example(dtype, 2, 20, seqlen_k, 2, 16, bias=" ".join([axes, *words, "holes" if axes else ""])))
 
 
-@pytest.mark.parametrize("axes", OPERAND_AXES)
+@pytest.mark.parametrize("axes", SCORE_ARRAY_AXES)
 def test_broadcast_masks(fa, axes):
-    for seqlen_k in fa.size([(71, 70)[OPERAND_AXES.index(axes) % 2]], [70, 71, 513]):
+    for seqlen_k in fa.size([(71, 70)[SCORE_ARRAY_AXES.index(axes) % 2]], [70, 71, 513]):
         fa.hold(example("bfloat16", 2, 20, seqlen_k, 2, 16, mask=axes))
 
 
-@pytest.mark.parametrize("storage", OPERAND_STORAGES)
+@pytest.mark.parametrize("storage", SCORE_ARRAY_STORAGES)
 def test_layouts_of_biases_and_masks(fa, storage):
     """Wherever they lie, NaN or True is all around; more than one tile of rows and keys, and rows past the end."""
-    turn = OPERAND_STORAGES.index(storage)
+    turn = SCORE_ARRAY_STORAGES.index(storage)
     for axes in fa.size([("bhqk", "1hqk")[turn % 2]], ["bhqk", "1hqk", "qk", "b11k"]):
         for f32 in fa.size([("", " f32")[turn // 2 % 2]], ["", " f32"]):
             fa.hold(example("bfloat16", 1, 135, 134, 2, 16, bias=axes + f32, bias_storage=storage))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cupy_fa2.plan import plan_forward
 from cupy_fa2.testing import (
     EVERYTHING,
-    OPERAND_STORAGES,
+    SCORE_ARRAY_STORAGES,
     assert_attention_close,
     attention_examples,
     host,
@@ -191,8 +191,8 @@ def test_nothing_beyond_a_length_matters(fa, beyond):
 # --- how things lie in memory -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("storage", OPERAND_STORAGES)
-def test_strided_operands_are_contiguous_ones(fa, storage):
+@pytest.mark.parametrize("storage", SCORE_ARRAY_STORAGES)
+def test_strided_score_arrays_are_contiguous_ones(fa, storage):
     """Read in pairs or one by one; where all rows are one, on another tile, perhaps."""
     e = example("bfloat16", 2, 40, 134, 2, 16, bias="bhqk f32", mask="bhqk", bias_storage=storage, mask_storage=storage)
     arrays, options = e.arrays(fa.xp), {**e.options, **e.option_arrays(fa.xp)}
@@ -204,7 +204,7 @@ def test_strided_operands_are_contiguous_ones(fa, storage):
         assert_attention_close(out, lse, *arrays, **e.options)
 
 
-def test_broadcast_operands_are_expanded_ones(fa):
+def test_broadcast_score_arrays_are_expanded_ones(fa):
     for bias, mask in (("b11k", "hq1"), ("k", "q1"), ("1hqk", "b111"), ("", "qk")):
         e = example("float16", 2, 40, 134, 2, 16, bias=bias, mask=mask)
         arrays, options = e.arrays(fa.xp), {**e.options, **e.option_arrays(fa.xp)}

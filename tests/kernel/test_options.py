@@ -304,7 +304,7 @@ def test_out_is_written_in_place_and_nothing_beside_it(fa, layout, out_dtype):
         assert_poison_intact(out)
 
 
-def test_small_operands_may_be_lists(fa):
+def test_small_option_arrays_may_be_lists(fa):
     """They are copied to where q is."""
     e = example(batch=2, num_heads=2, head_dim=16, seqlens_q=(40, 9), seqlens_k=(3, 70), sinks=True, alibi="bh")
     options = {**e.options, **e.option_arrays(fa.xp)}

@@ -1,13 +1,16 @@
-"""The definition itself, against formulations that share nothing with it."""
+"""The definition itself, against formulations that share nothing with it; and what its functions take."""
 
+import inspect
 import math
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+import cupy_fa2
 from cupy_fa2 import reference
 from cupy_fa2.reference import definition
+from cupy_fa2.testing import assert_attention_close
 
 
 def direct(q, k, v, *, causal=False, align="bottom-right", softmax_scale=None):
@@ -265,3 +268,31 @@ def test_score_magnitude_counts_visible_keys_only():
     assert reference.score_magnitude(q, k, k, softmax_scale=-0.5, causal=True).tolist() == [1.5, 7]
     assert reference.score_magnitude(q, k, k, [(0, 0, 1)], softmax_scale=1).tolist() == [14]
     assert reference.score_magnitude(q, k, k, causal=True, align=-5).tolist() == [0, 0]
+
+
+FUNCTIONS = [
+    reference.attention, reference.attention_rows, reference.naive, reference.naive_rows, reference.score_magnitude,
+    reference.softcap_error, assert_attention_close,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_functions_take_the_options_of_a_call(function):
+    """By the same names and with the same defaults, as `help` shows them."""
+    call = inspect.signature(cupy_fa2.flash_attention).parameters
+    shown = inspect.signature(function).parameters
+    options = [name for name, x in call.items() if x.kind is x.KEYWORD_ONLY]
+    taken = [name for name, x in shown.items() if x.kind is x.KEYWORD_ONLY and name in options]
+    assert taken == options[: options.index("layout") + 1]
+    assert all(shown[name].default == call[name].default for name in taken)
+    assert "cupy_fa2.flash_attention" in reference.attention.__doc__
+
+
+@pytest.mark.parametrize("function", FUNCTIONS[:2], ids=lambda function: function.__name__)
+def test_unknown_options_are_refused_by_name(function):
+    q = np.ones((1, 1, 1, 8))
+    rows = {"rows": [(0, 0, 0)]} if function is reference.attention_rows else {}
+    with pytest.raises(TypeError, match="no option casual; it has causal, window"):
+        function(q, q, q, **rows, casual=True)
+    with pytest.raises(TypeError, match="no option out, return_lse; it has"):
+        function(q, q, q, **rows, out=q, return_lse=True)

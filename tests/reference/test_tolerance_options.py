@@ -10,7 +10,14 @@ from hypothesis import given, settings
 
 from cupy_fa2 import reference, testing
 from cupy_fa2.dropout import dropout_mask
-from cupy_fa2.testing import OPERAND_AXES, OPERAND_STORAGES, Example, assert_attention_close, random_bias, random_mask
+from cupy_fa2.testing import (
+    SCORE_ARRAY_AXES,
+    SCORE_ARRAY_STORAGES,
+    Example,
+    assert_attention_close,
+    random_bias,
+    random_mask,
+)
 
 TANH_ERROR = 2.0**-11
 ERRORS_OF_TANH = {
@@ -190,9 +197,9 @@ def test_lse_tolerance_in_numbers():
 SIZES = {"b": 3, "h": 2, "q": 5, "k": 7}
 
 
-@pytest.mark.parametrize("storage", OPERAND_STORAGES)
-@pytest.mark.parametrize("axes", OPERAND_AXES)
-def test_operands_broadcast_and_stand_among_poison(axes, storage):
+@pytest.mark.parametrize("storage", SCORE_ARRAY_STORAGES)
+@pytest.mark.parametrize("axes", SCORE_ARRAY_AXES)
+def test_score_arrays_broadcast_and_stand_among_poison(axes, storage):
     rng = np.random.default_rng(0)
     for made, dtype in (
         (random_bias(axes, SIZES, "bfloat16", storage, rng=rng), ml_dtypes.bfloat16),
@@ -212,7 +219,7 @@ def test_operands_broadcast_and_stand_among_poison(axes, storage):
             assert np.isnan(buffer.astype(np.float32)).sum() == buffer.size - stored
 
 
-def test_contents_of_operands():
+def test_contents_of_score_arrays():
     rng = np.random.default_rng(0)
     sizes = {"b": 2, "h": 3, "q": 40, "k": 50}
     assert 0.1 < np.isneginf(random_bias("bhqk holes", sizes, "float16", rng=rng)).mean() < 0.3

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import DTYPES, Storage, poisoned
+from .storage import DTYPES, Storage, poisoned
 
 # The axes of a bias or mask, "1" where it is broadcast; axes left out in front are broadcast too.
-OPERAND_AXES = ("bhqk", "b1qk", "1hqk", "11qk", "b11k", "1h1k", "bhq1", "qk", "hq1", "k", "q1", "b111", "")
+SCORE_ARRAY_AXES = ("bhqk", "b1qk", "1hqk", "11qk", "b11k", "1h1k", "bhq1", "qk", "hq1", "k", "q1", "b111", "")
 
 # How a (batch, heads, seqlen_q, seqlen_k) array may lie.
 _STORAGES: dict[str, Callable[[], Storage]] = {
@@ -27,7 +27,7 @@ _STORAGES: dict[str, Callable[[], Storage]] = {
     "one head repeated": lambda: Storage(step=(1, 0, 1, 1)),
     "one row repeated": lambda: Storage(step=(1, 1, 0, 1)),
 }
-OPERAND_STORAGES = tuple(_STORAGES)
+SCORE_ARRAY_STORAGES = tuple(_STORAGES)
 
 
 def random_bias(
@@ -45,7 +45,7 @@ def random_bias(
     Parameters
     ----------
     words : str
-        Its axes, one of `OPERAND_AXES` or like them ("1" is an axis of length 1; none at all is a number), then any
+        Its axes, one of `SCORE_ARRAY_AXES` or like them ("1" is an axis of length 1; none at all is a number), then any
         of: "f32" for float32
         instead of `dtype`; "holes" for -inf here and there; "far" for -10^4 in some places, as masks are written by
         those who fear infinity.
@@ -54,7 +54,7 @@ def random_bias(
     dtype : str
         "float16" or "bfloat16".
     storage : str
-        One of `OPERAND_STORAGES`.
+        One of `SCORE_ARRAY_STORAGES`.
     rng : numpy.random.Generator
         Source of the numbers.
     seqlens_k : tuple of int, optional
@@ -87,7 +87,7 @@ def random_mask(
     Parameters
     ----------
     words : str
-        Its axes, one of `OPERAND_AXES` or like them, then any of: "rows" to hide everything from about a quarter of
+        Its axes, one of `SCORE_ARRAY_AXES` or like them, then any of: "rows" to hide everything from about a quarter of
         the rows (of what stands for rows, where the queries are broadcast); "sparse" to hide most instead of a third.
     sizes, storage, rng, xp
         As for `random_bias`.
