@@ -49,10 +49,6 @@ __all__ = ["main"]
 
 TABLES = ROOT / "cupy_fa2" / "plan" / "tuned"
 
-#: Cards of every architecture that a table serves, by that of its name; the first is the one that is modelled. sm_89
-#: has sm_86's registers. The compile gate builds what sm_120 gets of these tables.
-SERVED = {80: ("A100",), 86: ("RTX 3090",), 90: ("H200",), 100: ("B200",)}
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
@@ -102,7 +98,7 @@ def without_gpu(options: argparse.Namespace, classes: Sequence[Class]) -> int:
         for one in classes:
             timed = {transport: found for (other, transport), found in times.found.items() if other == one}
             name = "timed" if timed else "expected"
-            rows |= rows_of(one, timed or expected(one, device), served(device), book, name)
+            rows |= rows_of(one, timed or expected(one, device), [device], book, name)
             write(options, device.arch, rows, {**origins(book), "timed": timed_origin(times, book)}, book)
     return 0
 
@@ -133,7 +129,7 @@ def on_gpu(options: argparse.Namespace, classes: Sequence[Class]) -> int:
 
     def rows_for(one: Class) -> Rows:
         timed = {transport: found for (other, transport), found in times.found.items() if other == one}
-        return rows_of(one, timed, served(device), book, "timed")
+        return rows_of(one, timed, [device], book, "timed")
 
     rows: Rows = {}
     today = {key: today_of(*key, device).name for key in times.found}
@@ -161,11 +157,6 @@ def summary(one: Class, transport: str, found: Sequence[Timed], rows: Sequence[R
         if spec and (was or timed.tile in shown):
             short = f", at {SHORT} {timed.short} ms" if timed.short else ""
             print(f"  {spec.name:48} {timed.tflops:6.1f} TFLOP/s{short}{', today' if was else ''}")
-
-
-def served(device: Device) -> list[Device]:
-    """One card of every architecture that the table of `device` serves; the card itself first."""
-    return [device, *(named_device(name) for name in SERVED.get(device.arch, ())[1:])]
 
 
 def origins(book: SpillBook) -> dict[str, str]:

@@ -32,6 +32,9 @@ SPILLS = RESULTS / "spills.json"
 _EXCEPTIONS = ("padded", "bias_float", "bias", "dropout")
 
 
+_LIKE_80 = (86, 89)
+
+
 @dataclass(frozen=True)
 class Ask:
     """Options of a call, as far as they take registers."""
@@ -67,9 +70,7 @@ def asks(masked: bool, transport: str) -> list[Ask]:
         {"bias": float_bias},
         {"mask": mask},
         {"dropout": True},
-        {"alibi": True, "bias": bias},
         {"bias": bias, "mask": mask},
-        {"bias": bias, "mask": mask, "dropout": True},
         {**most, "bias": bias},
     ]
     sets += [{"padded": True}] if padded else []
@@ -112,8 +113,7 @@ class SpillBook:
         return {spec: any(self._spilled(spec, device) for device in devices) for spec in specs}
 
     def _spilled(self, spec: FwdSpec, device: Device) -> bool:
-        where = target(spec, device)
-        return any(spec.name in book for key, book in self._known.items() if key.endswith(f" {where}"))
+        return any(spec.name in book for key, book in self._known.items() if key.endswith(f" {_where(spec, device)}"))
 
     def _build(self, specs: list[FwdSpec], device: Device) -> None:
         """Side by side, for NVRTC releases the interpreter's lock."""
@@ -123,7 +123,7 @@ class SpillBook:
             for spec, spilled in zip(specs, pool.map(lambda spec: self._attempt(spec, device), specs), strict=True):
                 self.builds += 1
                 if spilled:
-                    key = f"{'.'.join(map(str, nvrtc_version()))} {target(spec, device)}"
+                    key = f"{'.'.join(map(str, nvrtc_version()))} {_where(spec, device)}"
                     self._known.setdefault(key, {})[spec.name] = spilled
 
     def write(self, path: Path | None = None) -> None:
@@ -137,11 +137,16 @@ class SpillBook:
     def _attempt(spec: FwdSpec, device: Device) -> int:
         """Bytes spilled, -1 where there is no kernel or no block of it fits."""
         try:
-            binary = build(spec, target(spec, device))
+            binary = build(spec, _where(spec, device))
         except Exception:  # a tile that the compiler refuses is none to take; the search goes on
             return -1
         room = -(-binary.registers // 8) * 8 * spec.threads <= 65_536
         return binary.spill_bytes if room else -1
+
+
+def _where(spec: FwdSpec, device: Device) -> str:
+    """The target whose registers count: sm_86 and sm_89 have sm_80's instructions, and get its registers."""
+    return "sm_80" if device.arch in _LIKE_80 else target(spec, device)
 
 
 @dataclass
