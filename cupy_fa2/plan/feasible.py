@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from cupy_fa2.device import Device
+from cupy_fa2.kernel.features import Features
 from cupy_fa2.kernel.forward import FwdTile
 
-__all__ = ["accumulator_registers", "blocks_by_shared_memory", "infeasible"]
+__all__ = ["accumulator_registers", "blocks_by_shared_memory", "infeasible", "serves"]
+
+#: Keys whose dropout numbers come from one call of the generator, so that one warp has to have them together.
+DROPOUT_KEYS = 32
 
 
 def accumulator_registers(tile: FwdTile) -> int:
@@ -26,3 +30,8 @@ def infeasible(tile: FwdTile, device: Device) -> str | None:
     if accumulator_registers(tile) > 200:
         return f"accumulators alone take {accumulator_registers(tile)} registers per thread"
     return None
+
+
+def serves(tile: FwdTile, features: Features) -> bool:
+    """Whether kernels of this tile can do what is asked, fast or not."""
+    return not features.dropout or tile.block_n // tile.team % DROPOUT_KEYS == 0

@@ -16,7 +16,7 @@ from cupy_fa2.kernel.params import FWD_PARAMS
 from cupy_fa2.plan import encode, forward_plan_with, forward_spec, plan_forward
 from cupy_fa2.plan.feasible import accumulator_registers, blocks_by_shared_memory, infeasible
 from cupy_fa2.plan.forward import MOST_HEADS_PER_GROUP, heads_per_group
-from cupy_fa2.plan.pick import forward_candidates, pick_forward
+from cupy_fa2.plan.pick import pick_forward
 from cupy_fa2.problem import Problem, Structure
 
 DIMS = range(16, 257, 16)
@@ -92,12 +92,6 @@ def test_what_does_not_fit_is_refused_with_a_number():
     wide = FwdTile(64, 64, 64, 256, 2)
     assert accumulator_registers(wide) == 320
     assert "320 registers" in infeasible(wide, named_device("H200"))
-
-
-def test_candidates_differ():
-    for head_dim in DIMS:
-        tiles = [choice.tile for choice in forward_candidates(head_dim, head_dim)]
-        assert len(set(tiles)) == len(tiles)
 
 
 FEATURES = {

@@ -1,4 +1,4 @@
-"""Whoever adds an option is led: each mirror of it that is forgotten fails a test here (docs/design.md, "Adding an option").
+"""Whoever adds an option is led: each mirror that is forgotten fails a test (docs/design.md, "Adding an option").
 
 The table of options in `cupy_fa2.testing` is guarded by tests/reference/test_option_table.py, the signature of prepared
 calls by tests/call/test_prepared.py.
@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cupy_fa2.plan.weight import WEIGHTLESS, register_weight
 
 import cupy_fa2
 from cupy_fa2 import reference
@@ -21,6 +20,7 @@ from cupy_fa2.kernel.features import BANDS, PLAIN, Features, ScoreArray, score_m
 from cupy_fa2.kernel.forward import FwdSpec, FwdTile
 from cupy_fa2.kernel.param_struct import Source
 from cupy_fa2.kernel.params import ATTENTION_PARAMS
+from cupy_fa2.plan.weight import WEIGHTS, register_weight
 from cupy_fa2.problem import Options
 from cupy_fa2.testing import OPTION_EXAMPLES, OPTION_SIZES, Example, with_options
 
@@ -122,11 +122,12 @@ def test_what_is_done_to_scores_is_a_modifier():
 
 
 def test_every_feature_has_a_weight():
-    """Or is known to have none; a row of tiles without room for it would spill."""
+    """Or the row of tiles that has no room for it would be taken, and spill. A band's weight is in the rows' keys."""
+    assert set(WEIGHTS) == {f.name for f in fields(Features)} - {"band", "bias", "mask"}
     plain = register_weight(PLAIN, float_out=False, transport="tensor")
     for name, features in features_changed():
-        heavier = register_weight(features, float_out=False, transport="tensor") > plain
-        assert heavier != (name in WEIGHTLESS), name
+        weight = register_weight(features, float_out=False, transport="tensor") - plain
+        assert weight >= 1 if name in ("bias", "mask") else weight == WEIGHTS.get(name, 0)
 
 
 def test_every_array_of_an_option_is_a_field_of_the_struct():

@@ -1,20 +1,50 @@
-"""Tiles for sm_80, derived and not measured.
+"""Tiles for sm_80. Written by bench/tune.py, which says how; the fastest row first.
 
 164 KiB of shared memory per multiprocessor: two blocks of up to 81 KiB each.
 """
 
-from typing import Any
+from cupy_fa2.plan.row import Row, Rows
 
-CARD = "the limits of an A100"
-DATE = "2026-11-30"
-MEASURED = False
+#: Where rows are from.
+ORIGINS = {
+    "limits": "derived from the limits of an A100, not timed",
+    "options": "where options take registers: room by spills of NVRTC 12.9, 13.0 and 13.5, found by hand",
+}
 
-#: (head_dim, head_dim_v, causal, min_seqlen) -> fields of FwdTile, fields of KernelSpec.
-ENTRIES: dict[tuple[int, int, bool, int], dict[str, Any]] = {
-    (64, 64, False, 0): {"tile": {"block_m": 128, "block_n": 64, "num_warps": 4, "stages": 2}, "spec": {}},
-    (64, 64, True, 0): {"tile": {"block_m": 128, "block_n": 64, "num_warps": 4, "stages": 2}, "spec": {}},
-    (128, 128, False, 0): {"tile": {"block_m": 128, "block_n": 64, "num_warps": 4, "stages": 1}, "spec": {}},
-    (128, 128, True, 0): {"tile": {"block_m": 128, "block_n": 48, "num_warps": 4, "stages": 1}, "spec": {}},
-    (256, 256, False, 0): {"tile": {"block_m": 128, "block_n": 64, "num_warps": 8, "stages": 1}, "spec": {}},
-    (256, 256, True, 0): {"tile": {"block_m": 128, "block_n": 64, "num_warps": 8, "stages": 1}, "spec": {}},
+# fmt: off
+#: head_dim, head_dim_v, whether a band hides keys, transport -> the fastest row first.
+ROWS: Rows = {
+    (64, 64, False, "cp_async"): (
+        Row(128, 64, 4, 2, room=1, origin="limits"),
+        Row(128, 64, 4, 1, room=2, origin="options"),
+        Row(128, 48, 4, 1, room=3, origin="options"),
+        Row(128, 32, 4, 1, room=9, origin="options"),
+        Row(128, 32, 8, 1, origin="options"),
+    ),
+    (64, 64, True, "cp_async"): (
+        Row(128, 64, 4, 2, room=1, origin="limits"),
+        Row(128, 64, 4, 1, room=2, origin="options"),
+        Row(128, 48, 4, 1, room=3, origin="options"),
+        Row(128, 32, 4, 1, room=9, origin="options"),
+        Row(128, 32, 8, 1, origin="options"),
+    ),
+    (128, 128, False, "cp_async"): (
+        Row(128, 64, 4, 1, room=1, origin="limits"),
+        Row(128, 64, 8, 1, room=11, team=2, origin="options"),
+        Row(128, 32, 8, 1, origin="options"),
+    ),
+    (128, 128, True, "cp_async"): (
+        Row(128, 48, 4, 1, room=1, but_not=("padded",), origin="limits"),
+        Row(128, 32, 4, 1, room=1, origin="options"),
+        Row(128, 64, 8, 1, room=11, team=2, origin="options"),
+        Row(128, 32, 8, 1, origin="options"),
+    ),
+    (256, 256, False, "cp_async"): (
+        Row(128, 64, 8, 1, room=3, origin="limits"),
+        Row(128, 32, 8, 1, origin="options"),
+    ),
+    (256, 256, True, "cp_async"): (
+        Row(128, 64, 8, 1, room=3, origin="limits"),
+        Row(128, 32, 8, 1, origin="options"),
+    ),
 }

@@ -1,21 +1,49 @@
-"""Tiles for sm_86, derived and not measured.
+"""Tiles for sm_86, sm_89 and sm_120. Written by bench/tune.py, which says how; the fastest row first.
 
-100 KiB of shared memory per multiprocessor, which two blocks share at head_dim 64 and 128. Serves sm_89 and
-sm_120 too, which have as much.
+100 KiB of shared memory per multiprocessor, which two blocks share at head_dim 64 and 128.
 """
 
-from typing import Any
+from cupy_fa2.plan.row import Row, Rows
 
-CARD = "the limits of sm_86, sm_89 and sm_120"
-DATE = "2026-11-30"
-MEASURED = False
+#: Where rows are from.
+ORIGINS = {
+    "limits": "derived from the limits of sm_86, sm_89 and sm_120, not timed",
+    "options": "where options take registers: room by spills of NVRTC 12.9, 13.0 and 13.5, found by hand",
+}
 
-#: (head_dim, head_dim_v, causal, min_seqlen) -> fields of FwdTile, fields of KernelSpec.
-ENTRIES: dict[tuple[int, int, bool, int], dict[str, Any]] = {
-    (64, 64, False, 0): {"tile": {"block_m": 128, "block_n": 64, "num_warps": 4, "stages": 2}, "spec": {}},
-    (64, 64, True, 0): {"tile": {"block_m": 128, "block_n": 64, "num_warps": 4, "stages": 2}, "spec": {}},
-    (128, 128, False, 0): {"tile": {"block_m": 128, "block_n": 32, "num_warps": 4, "stages": 1}, "spec": {}},
-    (128, 128, True, 0): {"tile": {"block_m": 128, "block_n": 32, "num_warps": 4, "stages": 1}, "spec": {}},
-    (256, 256, False, 0): {"tile": {"block_m": 64, "block_n": 64, "num_warps": 4, "stages": 1}, "spec": {}},
-    (256, 256, True, 0): {"tile": {"block_m": 64, "block_n": 64, "num_warps": 4, "stages": 1}, "spec": {}},
+# fmt: off
+#: head_dim, head_dim_v, whether a band hides keys, transport -> the fastest row first.
+ROWS: Rows = {
+    (64, 64, False, "cp_async"): (
+        Row(128, 64, 4, 2, room=1, origin="limits"),
+        Row(128, 64, 4, 1, room=2, origin="options"),
+        Row(128, 48, 4, 1, room=3, origin="options"),
+        Row(128, 32, 4, 1, room=9, origin="options"),
+        Row(128, 32, 8, 1, origin="options"),
+    ),
+    (64, 64, True, "cp_async"): (
+        Row(128, 64, 4, 2, room=1, origin="limits"),
+        Row(128, 64, 4, 1, room=2, origin="options"),
+        Row(128, 48, 4, 1, room=3, origin="options"),
+        Row(128, 32, 4, 1, room=9, origin="options"),
+        Row(128, 32, 8, 1, origin="options"),
+    ),
+    (128, 128, False, "cp_async"): (
+        Row(128, 32, 4, 1, room=1, origin="limits"),
+        Row(128, 64, 8, 1, room=11, team=2, origin="options"),
+        Row(128, 32, 8, 1, origin="options"),
+    ),
+    (128, 128, True, "cp_async"): (
+        Row(128, 32, 4, 1, room=1, origin="limits"),
+        Row(128, 64, 8, 1, room=11, team=2, origin="options"),
+        Row(128, 32, 8, 1, origin="options"),
+    ),
+    (256, 256, False, "cp_async"): (
+        Row(64, 64, 4, 1, room=3, origin="limits"),
+        Row(64, 32, 4, 1, origin="options"),
+    ),
+    (256, 256, True, "cp_async"): (
+        Row(64, 64, 4, 1, room=3, origin="limits"),
+        Row(64, 32, 4, 1, origin="options"),
+    ),
 }

@@ -1,49 +1,97 @@
-"""Tiles measured on one NVIDIA H200; written by bench/tune.py, which says what the fields mean.
+"""Tiles for sm_90. Written by bench/tune.py, which says how; the fastest row first.
 
-Ties within 1 % were settled by hand afterwards: two stages rather than three, keys last to first, no spills with any
-NVRTC, one tile for all lengths where it wins or ties at 512 too. The pairs of warps at head_dim 256 and the causal tile at
-128 are of later runs on the same card (docs/notebook.md, 26 and 28). TFLOP/s are the bench's, at 8,192 in bfloat16.
+Of plain calls TFLOP/s are the bench's, at 8,192 in bfloat16.
 """
 
-# ruff: noqa: E501
-from typing import Any
+from cupy_fa2.plan.row import Row, Rows
 
-CARD = "NVIDIA H200"
-DATE = "2026-11-30"
-COMMIT = "3d4fc74"
-MEASURED = True
+#: Where rows are from.
+ORIGINS = {
+    "measured": "measured on NVIDIA H200, 2026-11-30, 3d4fc74",
+    "options": "where options take registers: room by spills of NVRTC 12.9, 13.0 and 13.5, found by hand",
+    "same": "the tile that tensor maps have, for keys that they cannot describe",
+}
 
 # fmt: off
-#: (head_dim, head_dim_v, causal, min_seqlen) -> fields of FwdTile, fields of KernelSpec, TFLOP/s.
-ENTRIES: dict[tuple[int, int, bool, int], dict[str, Any]] = {
-    (64, 64, False, 0): {
-        "tile": {"block_m": 128, "block_n": 128, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 0, "team": 1},
-        "spec": {"transport": "tensor"},
-        "tflops": 370.7,
-    },
-    (64, 64, True, 0): {
-        "tile": {"block_m": 128, "block_n": 128, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 0, "team": 1},
-        "spec": {"transport": "tensor"},
-        "tflops": 371.2,
-    },
-    (128, 128, False, 0): {
-        "tile": {"block_m": 128, "block_n": 48, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 0, "team": 1},
-        "spec": {"transport": "tensor"},
-        "tflops": 405.7,
-    },
-    (128, 128, True, 0): {
-        "tile": {"block_m": 128, "block_n": 64, "num_warps": 4, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 0, "team": 1, "mask_by_warp": True},
-        "spec": {"transport": "tensor"},
-        "tflops": 407.7,
-    },
-    (256, 256, False, 0): {
-        "tile": {"block_m": 128, "block_n": 64, "num_warps": 8, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 16, "team": 2},
-        "spec": {"transport": "tensor"},
-        "tflops": 430.8,
-    },
-    (256, 256, True, 0): {
-        "tile": {"block_m": 128, "block_n": 64, "num_warps": 8, "stages": 2, "slack": 8, "last_to_first": True, "q_kept": 16, "team": 2},
-        "spec": {"transport": "tensor"},
-        "tflops": 419.2,
-    },
+#: head_dim, head_dim_v, whether a band hides keys, transport -> the fastest row first.
+ROWS: Rows = {
+    (64, 64, False, "tensor"): (
+        Row(128, 128, 4, 2, room=0, origin="measured", tflops=370.7),
+        Row(128, 96, 4, 2, room=1, mask_by_warp=True, origin="options"),
+        Row(128, 64, 4, 2, room=2, mask_by_warp=True, origin="options"),
+        Row(128, 48, 4, 2, room=3, mask_by_warp=True, origin="options"),
+        Row(128, 32, 4, 2, room=9, mask_by_warp=True, origin="options"),
+        Row(128, 32, 8, 2, mask_by_warp=True, origin="options"),
+    ),
+    (64, 64, False, "cp_async"): (
+        Row(128, 128, 4, 2, room=1, origin="same"),
+        Row(128, 64, 4, 1, room=2, origin="options"),
+        Row(128, 48, 4, 1, room=3, origin="options"),
+        Row(128, 32, 4, 1, room=9, origin="options"),
+        Row(128, 32, 8, 1, origin="options"),
+    ),
+    (64, 64, True, "tensor"): (
+        Row(128, 128, 4, 2, room=0, origin="measured", tflops=371.2),
+        Row(128, 96, 4, 2, room=1, mask_by_warp=True, origin="options"),
+        Row(128, 64, 4, 2, room=2, mask_by_warp=True, origin="options"),
+        Row(128, 48, 4, 2, room=3, mask_by_warp=True, origin="options"),
+        Row(128, 32, 4, 2, room=9, mask_by_warp=True, origin="options"),
+        Row(128, 32, 8, 2, mask_by_warp=True, origin="options"),
+    ),
+    (64, 64, True, "cp_async"): (
+        Row(128, 128, 4, 2, room=1, origin="same"),
+        Row(128, 64, 4, 1, room=2, origin="options"),
+        Row(128, 48, 4, 1, room=3, origin="options"),
+        Row(128, 32, 4, 1, room=9, origin="options"),
+        Row(128, 32, 8, 1, origin="options"),
+    ),
+    (128, 128, False, "tensor"): (
+        Row(128, 48, 4, 2, room=0, origin="measured", tflops=405.7),
+        Row(128, 48, 4, 2, room=1, mask_by_warp=True, origin="options"),
+        Row(128, 128, 8, 2, room=2, team=2, mask_by_warp=True, but_not=("bias_float",), origin="options"),
+        Row(128, 96, 8, 2, room=2, team=2, mask_by_warp=True, origin="options"),
+        Row(128, 64, 8, 2, room=11, team=2, mask_by_warp=True, origin="options"),
+        Row(128, 32, 8, 2, mask_by_warp=True, origin="options"),
+    ),
+    (128, 128, False, "cp_async"): (
+        Row(128, 48, 4, 1, room=1, origin="same"),
+        Row(128, 64, 8, 1, room=11, team=2, origin="options"),
+        Row(128, 32, 8, 1, origin="options"),
+    ),
+    (128, 128, True, "tensor"): (
+        Row(128, 64, 4, 2, room=0, mask_by_warp=True, origin="measured", tflops=407.7),
+        Row(128, 128, 8, 2, room=2, team=2, mask_by_warp=True, but_not=("bias",), origin="options"),
+        Row(128, 64, 8, 2, room=11, team=2, mask_by_warp=True, origin="options"),
+        Row(128, 32, 8, 2, mask_by_warp=True, origin="options"),
+    ),
+    (128, 128, True, "cp_async"): (
+        Row(128, 64, 4, 1, room=1, but_not=("padded",), origin="same"),
+        Row(128, 32, 4, 1, room=1, origin="options"),
+        Row(128, 64, 8, 1, room=11, team=2, origin="options"),
+        Row(128, 32, 8, 1, origin="options"),
+    ),
+    (256, 256, False, "tensor"): (
+        Row(128, 64, 8, 2, room=0, q_kept=16, team=2, origin="measured", tflops=430.8),
+        Row(128, 64, 8, 2, room=2, team=2, mask_by_warp=True, origin="options"),
+        Row(128, 48, 8, 2, room=4, mask_by_warp=True, origin="options"),
+        Row(128, 32, 8, 2, mask_by_warp=True, origin="options"),
+    ),
+    (256, 256, False, "cp_async"): (
+        Row(128, 64, 8, 2, room=1, team=2, origin="same"),
+        Row(128, 64, 8, 1, room=2, team=2, origin="options"),
+        Row(128, 48, 8, 1, room=4, origin="options"),
+        Row(128, 32, 8, 1, origin="options"),
+    ),
+    (256, 256, True, "tensor"): (
+        Row(128, 64, 8, 2, room=0, q_kept=16, team=2, origin="measured", tflops=419.2),
+        Row(128, 64, 8, 2, room=2, team=2, mask_by_warp=True, origin="options"),
+        Row(128, 48, 8, 2, room=4, mask_by_warp=True, origin="options"),
+        Row(128, 32, 8, 2, mask_by_warp=True, origin="options"),
+    ),
+    (256, 256, True, "cp_async"): (
+        Row(128, 64, 8, 2, room=1, team=2, origin="same"),
+        Row(128, 64, 8, 1, room=2, team=2, origin="options"),
+        Row(128, 48, 8, 1, room=4, origin="options"),
+        Row(128, 32, 8, 1, origin="options"),
+    ),
 }
