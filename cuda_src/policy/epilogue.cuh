@@ -3,8 +3,8 @@
 
 #include "core/softmax.cuh"
 #include "core/tile.cuh"
-#include "core/work.cuh"
 #include "params.cuh"
+#include "sm80/work.cuh"
 
 namespace fa2 {
 
@@ -56,8 +56,8 @@ struct WriteOut {
                        (work.batch * params.lse_stride_batch + work.head * params.lse_stride_head);
 #pragma unroll
     for (int r = 0; r < kMTiles * kRowsPerMTile; ++r) {
-      const int row = work.row_begin + warp_row + fragment_row(r);
-      const bool stored = row < params.seqlen_q;
+      const int row = work.first_row + warp_row + fragment_row(r);
+      const bool stored = row < lengths.stored_q();
       const typename Softmax::Result result = finished(params, softmax, r, work.head);
       const bool padding = Lengths::kPadded && row >= lengths.seqlen_q();
       const bool empty = padding || result.empty;

@@ -8,14 +8,14 @@
 #include "core/gemm.cuh"
 #include "core/softmax.cuh"
 #include "core/team.cuh"
-#include "core/work.cuh"
 #include "policy/dropout.cuh"
 #include "policy/epilogue.cuh"
 #include "policy/kv.cuh"
 #include "policy/lengths.cuh"
 #include "policy/mask.cuh"
-#include "policy/operand.cuh"
 #include "policy/score.cuh"
+#include "policy/score_array.cuh"
+#include "sm80/work.cuh"
 
 namespace fa2 {
 
@@ -71,39 +71,27 @@ struct FwdKernel {
     const WarpTeam team(sQ + QTile::kBytes);
     const int warp_row = team.index() * kMTiles * 16;
 
-    // Key tiles [n_begin, n_end) are seen by some row of the block, [n_whole_begin, n_whole_end) whole by every row of
-    // it, or of this warp.
-    const int masked_row = kTile.mask_by_warp ? work.row_begin + warp_row : work.row_begin;
-    const int last_row = min(work.row_begin + kTile.block_m, lengths.seqlen_q()) - 1;
-    const int masked_rows = kTile.mask_by_warp ? kMTiles * 16 : kTile.block_m;
-    const int last_masked_row = min(masked_row + masked_rows, lengths.seqlen_q()) - 1;
-    const int n_begin = Mask::kLeft ? mask.row_begin(work.row_begin) / kTile.block_n : 0;
-    const int n_end =
-        Lengths::kPadded && last_row < work.row_begin ? 0 : ceil_div(mask.row_end(last_row), kTile.block_n);
-    const int n_whole_begin = Mask::kLeft ? ceil_div(mask.row_begin(last_masked_row), kTile.block_n) : 0;
-    const int n_whole_end = mask.row_end(masked_row) / kTile.block_n;
+    const Span block_rows{work.first_row, kTile.block_m};
+    const Span warp_rows{work.first_row + warp_row, kMTiles * 16};
+    const auto tiles =
+        KeyTiles<kTile.block_n>::of(mask, lengths, block_rows, kTile.mask_by_warp ? warp_rows : block_rows);
 
     OutFragment<kMTiles, kCols> o;
-    ScoreContext context{params,
-                         work.batch,
-                         work.head,
-                         work.row_begin + warp_row,
-                         clamped_shift(lengths.diagonal()),
-                         Score::first_unit(params)};
+    ScoreContext context{params, work.batch, work.head, clamped_shift(lengths.diagonal()), Score::first_unit(params)};
     typename Score::template Of<kMTiles, kChunks> score(context);
-    typename Dropout::template Of<kMTiles, kChunks> dropout(params, work.batch, work.head, work.row_begin + warp_row);
+    typename Dropout::template Of<kMTiles, kChunks> dropout(params, work.batch, work.head);
     OnlineSoftmax<T, kMTiles, kTile.slack, Epilogue::kSumRounded> softmax(context.unit);
     o.clear();
 
-    if (n_end > n_begin) {
+    if (tiles.end > tiles.begin) {
       const u32 sK = sQ + QTile::kBytes + WarpTeam::kSharedBytes;
-      int n_block = kTile.last_to_first ? n_end - 1 : n_begin;
+      int n_block = kTile.last_to_first ? tiles.end - 1 : tiles.begin;
 
-      copy_tile_async<QTile, kThreads>(sQ, query_rows(params, work.batch, work.head), work.row_begin,
+      copy_tile_async<QTile, kThreads>(sQ, query_rows(params, work.batch, work.head), work.first_row,
                                        lengths.seqlen_q(), params.head_dim);
       ptx::cp_async_commit();
       Stream stream(params, lengths, sK, work.batch, work.head_k);
-      stream.start(n_block, n_end - n_begin);
+      stream.start(n_block, tiles.end - tiles.begin);
       ptx::cp_async_wait<Stream::kGroupsStarted>();
       ptx::barrier();  // Q has landed, and what `start` initialised can be seen
 
@@ -114,19 +102,20 @@ struct FwdKernel {
           row_operand<typename Tiles::VTile>(stream.sV + team.rank() * Tiles::VTile::panel_offset(kCols), team_key);
 
       // One key tile after the other: S = Q K^T, P = softmax(S), O += P V.
-      for (int left = n_end - n_begin; left > 0; --left, n_block += Tiles::kStep) {
+      for (int left = tiles.end - tiles.begin; left > 0; --left, n_block += Tiles::kStep) {
         const int first_key = n_block * kTile.block_n + team_key;
         ScoreChunk<kMTiles> s[kChunks];
-        score.fetch(first_key);
+        score.fetch(warp_rows.first, first_key);
         stream.acquire_k(n_block, left);
-        dropout.draw(first_key);
-        score.start(s, first_key);
+        dropout.draw(warp_rows.first, first_key);
+        score.start(s, warp_rows.first, first_key);
         gemm_qk<T>(s, q, k.advanced(stream.k_offset()));
         stream.release_k(n_block, left);
 
-        score.modify(s, first_key);
-        if (n_block >= n_whole_end) hide_right(s, mask, work.row_begin + warp_row, first_key);
-        if (Mask::kLeft && n_block < n_whole_begin) hide_left(s, mask, work.row_begin + warp_row, first_key);
+        score.modify(s, warp_rows.first, first_key);
+        // The row is added up here: with `warp_rows.first`, known before the loop, the compiler would keep each row's
+        // bound in a register through all of it.
+        tiles.hide(s, mask, n_block, block_rows.first + warp_row, first_key);
         softmax.raise(s, o, team);
 
         stream.acquire_v();
@@ -167,27 +156,6 @@ struct FwdKernel {
     }
     softmax.finish(team);
     Epilogue::store(params, lengths, work, warp_row, team.rank() * kCols, o, softmax, Dropout::rescale(params));
-  }
-
- private:
-  // Sets the scores that a row may not see to -inf: those right of its band, and those left of it.
-  static void hide_right(ScoreChunk<kMTiles> (&s)[kChunks], const Mask& mask, int first_row, int first_key) {
-    int end[kMTiles * kRowsPerMTile];  // the first hidden column, counted from the lane's first
-#pragma unroll
-    for (int r = 0; r < kMTiles * kRowsPerMTile; ++r)
-      end[r] = mask.row_end(first_row + fragment_row(r)) - first_key - fragment_col();
-    visit_chunks(s, [&](float& value, int r, int col) {
-      if (col >= end[r]) value = -kInfinity;
-    });
-  }
-  static void hide_left(ScoreChunk<kMTiles> (&s)[kChunks], const Mask& mask, int first_row, int first_key) {
-    int begin[kMTiles * kRowsPerMTile];
-#pragma unroll
-    for (int r = 0; r < kMTiles * kRowsPerMTile; ++r)
-      begin[r] = mask.row_begin(first_row + fragment_row(r)) - first_key - fragment_col();
-    visit_chunks(s, [&](float& value, int r, int col) {
-      if (col < begin[r]) value = -kInfinity;
-    });
   }
 };
 
