@@ -38,7 +38,7 @@ def ranges() -> np.ndarray:
     out = np.full((len(CASES), 2 * size + 4 * COUNT, 2), -99, np.int32)
     kinds = sorted({case[:2] for case in CASES})
     calls = "".join(
-        f"if (kind == {kind}) {{ const {lengths} lengths(p, 0); ask({mask}<{lengths}>(p, lengths), lengths, at); }}"
+        f"if (kind == {kind}) {{ const {lengths} lengths(p, 0); ask({mask}::Of<{lengths}>(p, lengths), lengths, at); }}"
         for kind, (mask, padded) in enumerate(kinds)
         for lengths in ("PaddedLengths" if padded else "FullLengths",)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import fields, replace
 
 import ml_dtypes
@@ -136,17 +137,24 @@ def test_score_modifiers_come_in_their_order():
 
 
 def test_each_feature_is_a_type_of_its_own():
-    def types(**features):
-        text = forward_spec(64, 64, named_device("A100"), "bf16", **features)[0].render()
-        return text.split("},")[1].split(">;\n")[0].strip()
+    def types(card="A100", **features):
+        """What a unit's `Config` says beside the tile: only what is not as in `FwdDefaults`."""
+        text = forward_spec(64, 64, named_device(card), "bf16", **features)[0].render()
+        return dict(re.findall(r"^  using (\w+) = (.*);$", text, re.MULTILINE))
 
-    assert types() == "bf16, FullLengths, NoMask, ScoreMods<>, NoDropout, DenseKV, WriteOut<bf16, true, false>"
+    assert types() == {"T": "bf16", "Epilogue": "WriteOut<bf16>"}
+    assert types("H200") == {**types(), "Params": "FwdTensorParams", "Transport": "TensorCopies"}
+    assert types(window=True, out_dtype="float") == {"T": "bf16", "Epilogue": "WriteOut<float>", "Mask": "WindowMask"}
     assert types(
         causal=True, padded=True, sinks=True, dropout=True, mask=Operand("bool", pairs=False), out_vectors=False
-    ) == (
-        "bf16, PaddedLengths, CausalMask, ScoreMods<BoolMask<true, false>>, Dropout, DenseKV, "
-        "WriteOut<bf16, false, true>"
-    )  # fmt: skip
+    ) == {
+        "T": "bf16",
+        "Epilogue": "WriteOut<bf16, false, true>",
+        "Lengths": "PaddedLengths",
+        "Mask": "CausalMask",
+        "Score": "ScoreMods<BoolMask<true, false>>",
+        "Dropout": "PhiloxDropout",
+    }
 
 
 @pytest.mark.parametrize("device", NAMED_DEVICES.values(), ids=lambda device: device.name)

@@ -22,7 +22,7 @@ struct NoDropout {
   };
 };
 
-struct Dropout {
+struct PhiloxDropout {
   static constexpr int kKeysPerCall = 32;  // of one row, by the four lanes of a quad
 
   static float rescale(const AttentionParams& params) { return params.dropout_rescale; }

@@ -22,46 +22,55 @@ inline int clamped_shift(i64 shift) {
 
 inline int clamped(int x, int limit) { return min(max(x, 0), limit); }
 
-// Every key there is.
-template <class Lengths>
-struct NoMask {
-  static constexpr bool kRight = false;  // whether the diagonal bounds the keys of a row on the right
-  static constexpr bool kLeft = false;   // and on the left
-  const Lengths& lengths;
+// Mask::Of<Lengths> answers for one batch element.
 
-  NoMask(const AttentionParams&, const Lengths& lengths) : lengths(lengths) {}
-  static int key_begin(int) { return 0; }
-  int key_end(int) const { return lengths.seqlen_k(); }
-  static int row_begin(int) { return 0; }
-  int row_end(int) const { return lengths.seqlen_q(); }
+// Every key there is.
+struct NoMask {
+  template <class Lengths>
+  struct Of {
+    static constexpr bool kRight = false;  // whether the diagonal bounds a row's keys on the right
+    static constexpr bool kLeft = false;   // and on the left
+    const Lengths& lengths;
+
+    Of(const AttentionParams&, const Lengths& lengths) : lengths(lengths) {}
+    static int key_begin(int) { return 0; }
+    int key_end(int) const { return lengths.seqlen_k(); }
+    static int row_begin(int) { return 0; }
+    int row_end(int) const { return lengths.seqlen_q(); }
+  };
 };
 
 // Keys up to `window_right` beyond the diagonal (0 for plain causal).
-template <class Lengths>
 struct CausalMask {
-  static constexpr bool kRight = true;
-  static constexpr bool kLeft = false;
-  const Lengths& lengths;
-  int shift;  // key_end(i) = i + shift, before clamping
+  template <class Lengths>
+  struct Of {
+    static constexpr bool kRight = true;
+    static constexpr bool kLeft = false;
+    const Lengths& lengths;
+    int shift;  // key_end(i) = i + shift, before clamping
 
-  CausalMask(const AttentionParams& params, const Lengths& lengths)
-      : lengths(lengths), shift(clamped_shift(lengths.diagonal() + params.window_right + 1)) {}
-  static int key_begin(int) { return 0; }
-  int key_end(int row) const { return clamped(row + shift, lengths.seqlen_k()); }
-  int row_begin(int key) const { return clamped(key + 1 - shift, lengths.seqlen_q()); }
-  int row_end(int) const { return lengths.seqlen_q(); }
+    Of(const AttentionParams& params, const Lengths& lengths)
+        : lengths(lengths), shift(clamped_shift(lengths.diagonal() + params.window_right + 1)) {}
+    static int key_begin(int) { return 0; }
+    int key_end(int row) const { return clamped(row + shift, lengths.seqlen_k()); }
+    int row_begin(int key) const { return clamped(key + 1 - shift, lengths.seqlen_q()); }
+    int row_end(int) const { return lengths.seqlen_q(); }
+  };
 };
 
 // And those from `window_left` before it.
-template <class Lengths>
-struct WindowMask : CausalMask<Lengths> {
-  static constexpr bool kLeft = true;
-  int left_shift;  // key_begin(i) = i + left_shift, before clamping
+struct WindowMask {
+  template <class Lengths>
+  struct Of : CausalMask::Of<Lengths> {
+    static constexpr bool kLeft = true;
+    int left_shift;  // key_begin(i) = i + left_shift, before clamping
 
-  WindowMask(const AttentionParams& params, const Lengths& lengths)
-      : CausalMask<Lengths>(params, lengths), left_shift(clamped_shift(lengths.diagonal() - params.window_left)) {}
-  int key_begin(int row) const { return clamped(row + left_shift, this->lengths.seqlen_k()); }
-  int row_end(int key) const { return clamped(key + 1 - left_shift, this->lengths.seqlen_q()); }
+    Of(const AttentionParams& params, const Lengths& lengths)
+        : CausalMask::Of<Lengths>(params, lengths),
+          left_shift(clamped_shift(lengths.diagonal() - params.window_left)) {}
+    int key_begin(int row) const { return clamped(row + left_shift, this->lengths.seqlen_k()); }
+    int row_end(int key) const { return clamped(key + 1 - left_shift, this->lengths.seqlen_q()); }
+  };
 };
 
 // ---- which tiles that concerns --------------------------------------------------------------------------------------
@@ -92,6 +101,7 @@ struct KeyTiles {
   // Sets scores of key tile `n` that their row may not see to -inf. `first_row` and `first_key` are the warp's.
   template <int kMTiles, int kChunks, class Mask>
   void hide(ScoreChunk<kMTiles> (&s)[kChunks], const Mask& mask, int n, int first_row, int first_key) const {
+    // Bounds are computed in the few tiles that are masked: registers for them would be missed in all the others.
     if (n >= whole_end) hide_right(s, mask, first_row, first_key);
     if (Mask::kLeft && n < whole_begin) hide_left(s, mask, first_row, first_key);
   }

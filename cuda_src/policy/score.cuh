@@ -4,9 +4,11 @@
 // that without modifiers softmax_scale costs nothing. A modifier may change the unit.
 //
 // Modifier::Of<kMTiles, kChunks> is one warp's copy, made once for a head. For each tile of scores, `fetch` starts
-// loading what it needs, before Q K^T hides the latency; and `modify` changes the scores, chunk by chunk. Both get the
+// loading what it needs, before Q K^T hides the latency; and `modify` changes the scores, chunk by chunk. They get the
 // tile's first row and key, of this warp: a loop may go over keys or over rows. What depends on the one that stays is
-// computed once all the same, by the compiler, which moves it out of the loop.
+// computed once all the same, by the compiler, which moves it out of the loop. `fetch` needs help with that: its rows
+// are told beforehand, by `rows`, which a loop over keys calls once and a loop over rows for each tile. (As an argument
+// of `fetch`, in its branches, the rows' addresses were computed again for every key tile.)
 //
 // What is added to q . k itself, with no modifier before it, may instead be what the mma start from in place of zeros:
 // such a modifier has kStarts, and sets the scores in `start`.
@@ -36,7 +38,8 @@ struct Negate : Modifier {
   template <int kMTiles, int kChunks>
   struct Of {
     explicit Of(ScoreContext&) {}
-    void fetch(int, int) {}
+    void rows(int) {}
+    void fetch(int) {}
     void modify(ScoreChunk<kMTiles> (&s)[kChunks], int, int) const {
       visit_chunks(s, [](float& value, int, int) { value = -value; });
     }
@@ -49,7 +52,8 @@ struct Softcap : Modifier {
   template <int kMTiles, int kChunks>
   struct Of {
     float factor;
-    void fetch(int, int) {}
+    void rows(int) {}
+    void fetch(int) {}
     explicit Of(ScoreContext& context) : factor(context.params.softmax_scale * __frcp_rn(context.params.softcap)) {
       context.unit = context.params.softcap * kLog2E;
     }
@@ -66,7 +70,8 @@ struct Scaled : Modifier {
   template <int kMTiles, int kChunks>
   struct Of {
     float factor;
-    void fetch(int, int) {}
+    void rows(int) {}
+    void fetch(int) {}
     explicit Of(ScoreContext& context) : factor(context.unit) { context.unit = 1.f; }
     void modify(ScoreChunk<kMTiles> (&s)[kChunks], int, int) const {
       visit_chunks(s, [&](float& value, int, int) { value *= factor; });
@@ -90,7 +95,8 @@ struct Alibi : Modifier {
       slope = slopes[context.batch * p.alibi_stride_batch + context.head * p.alibi_stride_head] * -kLog2E *
               __frcp_rn(context.unit);
     }
-    void fetch(int, int) {}
+    void rows(int) {}
+    void fetch(int) {}
 
     void start(ScoreChunk<kMTiles> (&s)[kChunks], int first_row, int first_key) const {
       visit(s, first_row, first_key, [&](float& value, float distance) { value = slope * distance; });
@@ -123,9 +129,9 @@ struct ScoreMods {
   struct Of : Mods::template Of<kMTiles, kChunks>... {
     explicit Of(ScoreContext& context) : Mods::template Of<kMTiles, kChunks>(context)... {}
 
-    void fetch(int first_row, int first_key) {
-      (Mods::template Of<kMTiles, kChunks>::fetch(first_row, first_key), ...);
-    }
+    void rows(int first_row) { (Mods::template Of<kMTiles, kChunks>::rows(first_row), ...); }
+
+    void fetch(int first_key) { (Mods::template Of<kMTiles, kChunks>::fetch(first_key), ...); }
 
     // What Q K^T is added to.
     void start(ScoreChunk<kMTiles> (&s)[kChunks], int first_row, int first_key) const {

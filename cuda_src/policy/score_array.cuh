@@ -62,7 +62,7 @@ struct ScoreArrayFragment {
 
   const char* head;  // the first element of this head
   i64 row_bytes, key_bytes;
-  int last_row, last_key;
+  int first_row, last_row, last_key;
   typename E::Pair pairs[kChunks * 2][kDistinctRows];
 
   ScoreArrayFragment(const ScoreContext& context, u64 pointer, i64 stride_batch, i64 stride_head, i64 stride_seq,
@@ -74,9 +74,11 @@ struct ScoreArrayFragment {
         last_row(context.params.seqlen_q - 1),
         last_key(context.params.seqlen_k - 1) {}
 
+  void rows(int first) { first_row = first; }
+
   // Rows and columns past the end are read as the last one, which exists. The columns are hidden by the mask
   // afterwards, the rows never stored.
-  void fetch(int first_row, int first_key) {
+  void fetch(int first_key) {
     const bool inside = first_key + kChunks * 16 <= last_key + 1;
 #pragma unroll
     for (int r = 0; r < kDistinctRows; ++r) {
@@ -117,7 +119,8 @@ struct Bias : Modifier {
         : factor(kLog2E * __frcp_rn(context.unit)),
           bias(context, context.params.bias, context.params.bias_stride_batch, context.params.bias_stride_head,
                context.params.bias_stride_seq, context.params.bias_stride_key) {}
-    void fetch(int first_row, int first_key) { bias.fetch(first_row, first_key); }
+    void rows(int first_row) { bias.rows(first_row); }
+    void fetch(int first_key) { bias.fetch(first_key); }
     void modify(ScoreChunk<kMTiles> (&s)[kChunks], int, int) const {
       // Towards zero, so that the lowest finite number, which is in use as a mask, stays finite: a row of nothing else
       // has a mean, as in the definition.
@@ -134,7 +137,8 @@ struct BoolMask : Modifier {
     explicit Of(ScoreContext& context)
         : mask(context, context.params.mask, context.params.mask_stride_batch, context.params.mask_stride_head,
                context.params.mask_stride_seq, context.params.mask_stride_key) {}
-    void fetch(int first_row, int first_key) { mask.fetch(first_row, first_key); }
+    void rows(int first_row) { mask.rows(first_row); }
+    void fetch(int first_key) { mask.fetch(first_key); }
     void modify(ScoreChunk<kMTiles> (&s)[kChunks], int, int) const {
       mask.visit(s, [](float& value, bool visible) { value = visible ? value : -kInfinity; });
     }

@@ -13,11 +13,8 @@ __all__ = ["DTYPES", "ENTRY", "Features", "FwdTile", "KernelSpec", "Operand"]
 #: The element types of q, k and v, as the kernels call them.
 DTYPES = ("f16", "bf16")
 
-#: How K and V come -> the policy's C++ name, the header it is in, and the argument struct.
-KV_POLICIES = {
-    "dense": ("DenseKV", "policy/kv.cuh", "FwdParams"),
-    "tensor": ("TensorKV", "policy/tensor_kv.cuh", "FwdTensorParams"),
-}
+#: How K and V come -> the policy's C++ name, and the argument struct.
+KV_POLICIES = {"dense": ("ThreadCopies", "FwdParams"), "tensor": ("TensorCopies", "FwdTensorParams")}
 
 #: Name of the kernel in every module.
 ENTRY = "flash_fwd"
@@ -279,18 +276,31 @@ class KernelSpec:
         return f"ScoreMods<{', '.join(mods)}>"
 
     def render(self) -> str:
-        """The translation unit."""
-        mask = "WindowMask" if self.window else "CausalMask" if self.causal else "NoMask"
-        lengths = "PaddedLengths" if self.padded else "FullLengths"
-        dropout = "Dropout" if self.dropout else "NoDropout"
-        epilogue = f"WriteOut<{self.out_dtype}, {str(self.out_vectors).lower()}, {str(self.sinks).lower()}>"
-        kv, header, argument = KV_POLICIES[self.kv]
+        """The translation unit. It names the policies that are not `FwdDefaults`' (sm80/fwd.cuh)."""
+        transport, argument = KV_POLICIES[self.kv]
+        out = [self.out_dtype]
+        if self.sinks or not self.out_vectors:
+            out += [str(self.out_vectors).lower(), str(self.sinks).lower()]
+        policies = {"T": self.dtype, "Epilogue": f"WriteOut<{', '.join(out)}>"}
+        if self.kv != "dense":
+            policies |= {"Params": argument, "Transport": transport}
+        if self.padded:
+            policies["Lengths"] = "PaddedLengths"
+        if self.window or self.causal:
+            policies["Mask"] = "WindowMask" if self.window else "CausalMask"
+        if (modifiers := self.score_modifiers()) != "ScoreMods<>":
+            policies["Score"] = modifiers
+        if self.dropout:
+            policies["Dropout"] = "PhiloxDropout"
+        named = "\n".join(f"  using {name} = {policy};" for name, policy in policies.items())
         return f"""#include "sm80/fwd.cuh"
-#include "{header}"
 using namespace fa2;
-using Kernel = FwdKernel<{self.tile.render()},
-                         {self.dtype}, {lengths}, {mask}, {self.score_modifiers()}, {dropout}, {kv}, {epilogue}>;
+struct Config : FwdDefaults {{
+  static constexpr auto kTile = {self.tile.render()};
+{named}
+}};
+using Kernel = FwdKernel<Config>;
 static_assert(Kernel::kThreads == {self.tile.threads} && Kernel::kSharedBytes == {self.shared_bytes});
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, {self.min_blocks})
-{ENTRY}(const __grid_constant__ {argument} params) {{ Kernel::run(params); }}
+{ENTRY}(const __grid_constant__ Config::Params params) {{ Kernel::run(params); }}
 """
