@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import itertools
 import os
-import re
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+from sampling import FULL, implies
 
 import cupy_fa2
 from cupy_fa2.testing import Example, assert_attention_close, host
@@ -25,6 +24,7 @@ _COMMON: dict[str, Any] = {
     "suppress_health_check": [HealthCheck.too_slow],
     "print_blob": True,
 }
+settings.register_profile("few", derandomize=True, max_examples=10, **_COMMON)
 settings.register_profile("suite", derandomize=True, max_examples=40, **_COMMON)
 settings.register_profile("gpu", derandomize=True, max_examples=250, **_COMMON)
 settings.register_profile("explore", max_examples=300, **_COMMON)
@@ -47,28 +47,24 @@ def pytest_configure(config: pytest.Config) -> None:
     # Parsed kernels are millions of objects that stay. Walking them again and again took half of the suite's time.
     gc.set_threshold(200_000, 20, 100)
     if config.getoption("--hypothesis-profile", None) is None:
-        settings.load_profile("gpu" if asks_for_gpu(config.getoption("markexpr")) else "suite")
+        expression = config.getoption("markexpr")
+        few = "few" if implies(expression, "full", False) else "suite"
+        settings.load_profile("gpu" if implies(expression, "gpu") else few)
     if WITHOUT_POOL and gpu_count():
         import cupy
 
         cupy.cuda.set_allocator(None)
 
 
-def asks_for_gpu(expression: str) -> bool:
-    """Whether ``-m`` selects tests of the GPU and no others: "gpu", "gpu and not peers", ..."""
-    names = sorted(set(re.findall(r"\w+", expression)) - {"and", "or", "not", "gpu"})
-    if not re.fullmatch(r"[\w\s()]+", expression):  # nothing, or marks with arguments
-        return False
-    without = (dict(zip(names, on, strict=True)) for on in itertools.product([False, True], repeat=len(names)))
-    return not any(eval(expression, {"__builtins__": {}, "gpu": False, **marks}) for marks in without)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
     if WITHOUT_POOL:  # under a tool that watches the GPU
         others = [item for item in items if not item.get_closest_marker("gpu")]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item.get_closest_marker("gpu")]
+    more = not implies(config.getoption("markexpr"), "full", False)
     for item in items:
+        if more and getattr(item.obj, "is_hypothesis_test", False):  # draws more examples than by default
+            item.add_marker(FULL)
         if item.get_closest_marker("gpu") and gpu_count() == 0:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 

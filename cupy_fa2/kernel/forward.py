@@ -169,9 +169,9 @@ class FwdSpec:
         return self.tile.threads
 
     @property
-    def arch_specific(self) -> bool:
-        """Nothing here is: any GPU from sm_80 on runs it, and with tensor maps from sm_90 on."""
-        return False
+    def only_arch(self) -> None:
+        """Any GPU from sm_80 on runs it, with tensor maps from sm_90 on."""
+        return None
 
     @property
     def shared_bytes(self) -> int:

@@ -7,6 +7,7 @@ small structs of their own.
 
 from __future__ import annotations
 
+from cupy_fa2.kernel.features import Features
 from cupy_fa2.kernel.param_struct import Field, ParamStruct, Source
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "MAX_SEQLEN",
     "MAX_WINDOW",
     "STRUCTS",
+    "arrays_read",
     "check_abi",
     "render_header",
 ]
@@ -168,6 +170,12 @@ CEILING_PARAMS = ParamStruct(
 
 #: Every struct that a kernel of ``cuda_src`` may name, bases first.
 STRUCTS = (ATTENTION_PARAMS, FWD_PARAMS, FWD_TENSOR_PARAMS, CEILING_PARAMS)
+
+
+def arrays_read(features: Features) -> tuple[str, ...]:
+    """Arrays of a call that an attention kernel with these features may read, by the argument's name."""
+    fields = ATTENTION_PARAMS.of_source(Source.ADDRESS)
+    return tuple(field.array for field in fields if not field.feature or getattr(features, field.feature))
 
 
 def check_abi(name: str, version: int) -> None:

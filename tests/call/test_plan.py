@@ -188,6 +188,11 @@ def test_a_given_kernel_must_be_able_to_do_what_is_asked():
     ):
         with pytest.raises(ValueError, match=message):
             forward_plan_with(spec, other, device)
+    with pytest.raises(ValueError, match="tensor maps, which A100"):
+        forward_plan_with(spec, structure, named_device("A100"))
+    huge = replace(spec, tile=FwdTile(128, 128, 64, 64, 4, stages=3), transport="tensor")
+    with pytest.raises(ValueError, match="bytes of shared memory, H200 gives 1000"):
+        forward_plan_with(huge, structure, replace(device, shared_per_block=1000))
 
 
 def test_plans_are_cached_by_structure():

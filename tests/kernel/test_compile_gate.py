@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import sass
+from sampling import sampled_rows
 
 from cupy_fa2.compile import build, nvrtc_version
 from cupy_fa2.device import NAMED_DEVICES
@@ -89,7 +90,16 @@ def variants():
     return list(dict.fromkeys(specs))
 
 
-@pytest.mark.parametrize(("card", "spec"), variants(), ids=lambda value: value.name)
+#: By default: bf16 with no options and causal, at three head dimensions.
+DEFAULTS = [
+    (card, spec_of(card, head_dim, features=asked))
+    for card in (CARDS[0], CARDS[3])
+    for head_dim in (64, 128, 256)
+    for asked in (Features(), CAUSAL)
+]
+
+
+@pytest.mark.parametrize(("card", "spec"), sampled_rows(variants(), *DEFAULTS), ids=lambda value: value.name)
 def test_a_kernel_builds_without_spills(card, spec):
     binary = build(spec, target(spec, card))
     tile = spec.tile
@@ -120,7 +130,10 @@ MAIN_LOOP = {
 
 
 @pytest.mark.skipif(sass.find_tool() is None, reason="no disassembler: pip install nvidia-cuda-nvdisasm")
-@pytest.mark.parametrize(("card", "head_dim", "causal"), MAIN_LOOP)
+@pytest.mark.parametrize(
+    ("card", "head_dim", "causal"),
+    sampled_rows(MAIN_LOOP, ("H200", 64, True), ("H200", 128, False), ("H200", 256, True), ("A100", 128, True)),
+)
 def test_the_main_loop_does_not_grow(card, head_dim, causal):
     device = NAMED_DEVICES[card]
     spec = spec_of(device, head_dim, features=Features(band="causal" if causal else "full"))

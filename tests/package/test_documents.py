@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sampling import sampled
 
 import cupy_fa2
 
 ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 pytestmark = pytest.mark.skipif(not DOCUMENTS[0].is_file(), reason="the tests do not stand in a checkout")
@@ -69,7 +71,7 @@ def test_version_is_one() -> None:
     assert cupy_fa2.__version__ in (ROOT / "CHANGELOG.md").read_text()
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("example", sampled(EXAMPLES, *EXAMPLES[-1:]), ids=lambda path: path.name)
 def test_examples_run(example: Path) -> None:
     pytest.importorskip("cupy")
     environment = os.environ | {"PYTHONPATH": str(Path(cupy_fa2.__file__).parents[1])}
