@@ -36,14 +36,14 @@ DIMS = [(64, 64), (128, 40), (40, 40), (256, 256), (128, 128), (80, 80), (64, 12
 OPTIONS = OPTION_EXAMPLES | OPTION_VARIANTS
 
 
-@settings(max_examples=settings().max_examples // 5)
+@settings(max_examples=max(2, settings().max_examples // 5))
 @given(data=st.data())
 def test_any_options_agree_with_the_definition(cards, data):
     out_dtype = data.draw(st.sampled_from([None, None, np.float32]))
     cards.hold(data.draw(ON_GPU if cards.on_gpu else SIMULATED), out_dtype=out_dtype)
 
 
-@pytest.mark.parametrize(("cards", "name"), by_turns(OPTIONS), indirect=["cards"])
+@pytest.mark.parametrize(("cards", "name"), by_turns(OPTIONS, *OPTION_VARIANTS), indirect=["cards"])
 def test_each_option(cards, name):
     """Two tiles of rows and several of keys; head dims take turns in the simulator."""
     for head_dim, head_dim_v in some(cards, list(OPTIONS).index(name), DIMS):
