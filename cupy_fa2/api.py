@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cupy_fa2.call import flow as call
+from cupy_fa2.call import flow
 from cupy_fa2.problem.options import Options
 
 __all__ = ["flash_attention"]
@@ -133,4 +133,4 @@ def flash_attention(
         causal, window, align, softmax_scale, softcap, alibi_slopes, bias, mask, sinks, seqlens_q, seqlens_k, dropout_p,
         dropout_seed, layout, out, out_dtype, return_lse,
     ))  # fmt: skip
-    return call.flash_attention(q, k, v, options)
+    return flow.flash_attention(q, k, v, options)

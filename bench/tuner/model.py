@@ -19,6 +19,8 @@ _MMA = {80: 2.0, 86: 8.0, 89: 8.0, 90: 1.45, 100: 1.45, 120: 8.0}
 _LDMATRIX = 4.0  # 512 bytes at 128 per clock
 _EXPONENTIALS = 16.0  # per clock
 _LONE = 1.14
+#: A block that is alone and has one buffer waits for its copies: docs/notebook.md, 8.
+_WAITS = 1.05
 #: Where O and S leave the assembler no registers to load fragments ahead with: docs/notebook.md, 14.
 _CROWDED, _MOST_ACCUMULATORS = 1.04, 184
 #: Products and shared memory hardly overlap, for few warps run at a time; all found by the fit.
@@ -47,5 +49,6 @@ def clocks(tile: FwdTile, transport: str, device: Device, registers: int | None 
     total = _UNITS * (mma + shared) + _EXPONENTIAL * pairs / _EXPONENTIALS + _STEP * tile.num_warps / blocks
     total += _COPY * tile.block_n * dims / 8 if transport == "cp_async" else 0
     total *= _LONE if tile.num_warps * blocks < 8 else 1
+    total *= _WAITS if blocks == tile.stages == 1 else 1
     total *= _CROWDED if accumulator_registers(tile) > _MOST_ACCUMULATORS else 1
     return 1000 * total / pairs

@@ -15,7 +15,7 @@ import numpy as np
 
 from cupy_fa2.call.adopt import adopt, import_cupy
 from cupy_fa2.compile import Binary, build
-from cupy_fa2.device import cuda_device
+from cupy_fa2.device import Device, cuda_device
 from cupy_fa2.kernel.base import KernelSpec, target
 from cupy_fa2.kernel.param_struct import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES
 from cupy_fa2.kernel.params import ABI_SYMBOL, check_abi
@@ -61,14 +61,21 @@ class CudaPlace:
     def __init__(self, device_id: int) -> None:
         self.xp = import_cupy()
         self.key = device_id
-        self.device = cuda_device(device_id)
         self.empty = self.xp.empty
-        self.zeros = self.xp.zeros
         self._kernels: dict[KernelSpec, CudaKernel] = {}
         self._lock = threading.Lock()
 
-    virtual = False
+    simulated = False
     address = staticmethod(operator.attrgetter("data.ptr"))
+
+    @functools.cached_property
+    def device(self) -> Device:
+        """What plans depend on; raises on a card that is too old."""
+        return cuda_device(self.key)
+
+    def current(self) -> Any:
+        """Make it the current device."""
+        return self.xp.cuda.Device(self.key)
 
     def adopt(self, name: str, x: Any, *, from_host: bool = False) -> Any:
         """`x` as a CuPy array on this device, or as the NumPy array that it is, where `from_host`."""
@@ -86,7 +93,7 @@ class CudaPlace:
                 f"out must be a cupy.ndarray, got {type(out).__name__}; wrap other arrays with cupy.from_dlpack(out)"
             )
 
-    def check_size(self, problem: Problem) -> None:
+    def check_call(self, problem: Problem, out: Any) -> None:
         """Any size runs: memory is the limit."""
 
     def bind(self, name: str, x: Any, *, writable: bool = False, readable: bool | None = None) -> int:
@@ -117,9 +124,10 @@ class CudaPlace:
                     kernel = self._kernels[spec] = CudaKernel(spec, target(spec, self.device))
         return kernel
 
-    def fill(self, x: Any, byte: int) -> None:
-        """Set every byte, on the current stream."""
-        x.data.memset_async(byte, x.nbytes)
+    def fill(self, address: int, nbytes: int, byte: int) -> None:
+        """Set bytes, on the current stream."""
+        cuda = self.xp.cuda
+        cuda.runtime.memsetAsync(address, byte, nbytes, cuda.get_current_stream().ptr)
 
     def refuse_capture(self, what: str, remedy: str) -> None:
         """Raise if the current stream is being captured into a graph."""
@@ -127,10 +135,17 @@ class CudaPlace:
             raise RuntimeError(f"the current stream is being captured into a CUDA graph, but {what}; {remedy}")
 
 
-@functools.cache
+_places: dict[int, CudaPlace] = {}
+_places_lock = threading.Lock()
+
+
 def cuda_place(device_id: int) -> CudaPlace:
     """The CUDA device with this number."""
-    return CudaPlace(device_id)
+    place = _places.get(device_id)
+    if place is None:
+        with _places_lock:  # two places would each load every kernel
+            place = _places.setdefault(device_id, CudaPlace(device_id))
+    return place
 
 
 # Enumerators of the driver API, cuda.h.

@@ -18,7 +18,7 @@ from cupy_fa2.call.adopt import adopt, check_overlap, import_cupy, packed, span
 from cupy_fa2.call.cuda import cuda_place
 from cupy_fa2.call.option_arrays import OptionArrays, address, elsewhere, readable
 from cupy_fa2.call.place import Place
-from cupy_fa2.call.prepared import Arrays, Prepared, prepare
+from cupy_fa2.call.prepared import Prepared, prepare
 from cupy_fa2.call.simulated import SimulatedPlace, current_simulator
 from cupy_fa2.plan import plan_forward
 from cupy_fa2.problem import Options, Problem
@@ -30,15 +30,16 @@ __all__ = ["flash_attention"]
 _OUT_NUMPY = {name: dtype for dtype, name in OUT_DTYPES.items()}
 
 _MAX_PREPARED = 4096
-_NOTHING: Arrays = {}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Call:
     """A signature's call: everything but the addresses."""
 
     problem: Problem
-    prepared: Prepared | None  # None: there is no output element, and nothing to launch
+    arrays: tuple[str, ...]  # that the call gives, by the argument's name
+    prepared: Prepared | None  # once the call has been made, if there is anything to launch
+    empty: bool  # whether there is no output element
     copies: bool  # whether q, k or v has to be copied first
     spans: tuple[tuple[int, int], ...]  # of q, k, v and out: first byte and the one after the last, from the address
     array_spans: dict[str, tuple[int, int]]  # of the options that are arrays where the call runs
@@ -101,10 +102,10 @@ def _attention(place: Place, q: Any, k: Any, v: Any, options: Options) -> Any:
     except TypeError:  # an argument that cannot be hashed is checked every time
         key, call = (), None
     if call is None:
-        call = _prepare(place, key, q, k, v, options, extras)
-    problem, prepared = call.problem, call.prepared
-    if place.virtual:
-        place.check_size(problem)
+        call = _validate(place, key, q, k, v, options, extras)
+    problem = call.problem
+    if place.simulated:
+        place.check_call(problem, out)
     if out is None:
         out = place.empty(problem.out_shape, _OUT_NUMPY[problem.out_dtype])
         out_at = at(out)
@@ -122,29 +123,35 @@ def _attention(place: Place, q: Any, k: Any, v: Any, options: Options) -> Any:
     # Held until the launch: what is freed before could become lse.
     arrays = {} if extras is None else readable(place, extras.arrays, problem)
     lse = place.empty(problem.lse_shape, np.float32) if options.return_lse else None
-    if prepared is not None:
+    if not call.empty:
+        prepared = call.prepared or _load(place, call, () if extras is None else ("dropout_seed",))
         if call.copies:
             place.refuse_capture("q, k or v has to be copied first", "pass aligned arrays with a contiguous last axis")
             inputs = zip((q, k, v), problem.copied, strict=True)
             q, k, v = (packed(place.xp, x) if copied else x for x, copied in inputs)
             q_at, k_at, v_at = at(q), at(k), at(v)
-        if place.virtual or prepared.wants_arrays:
+        scratch = None  # held until the launches
+        if place.simulated or prepared.plan.workspace:
             numbers = {} if extras is None else {"dropout_seed": extras.seed}
-            everything = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **arrays}
-            values, given = prepared.bind(place, everything, numbers)
+            given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **arrays}
+            values, scratch = prepared.bind(place, given, numbers)
+        elif extras is None:
+            values = (q_at, k_at, v_at, out_at, 0 if lse is None else at(lse), 0)
         else:
-            values, given = (q_at, k_at, v_at, out_at, 0 if lse is None else at(lse)), _NOTHING
-            if extras is not None:
-                values = (*values, *map(at, arrays.values()), extras.seed)
-        for step in prepared.steps:
-            step(place, values, given)
+            values = (
+                *(q_at, k_at, v_at, out_at, 0 if lse is None else at(lse)),
+                *map(at, arrays.values()),
+                *(extras.seed, 0),
+            )
+        prepared.launch(place, values)
+        del scratch
     return out if lse is None else (out, lse)
 
 
-def _prepare(
+def _validate(
     place: Place, key: tuple[Any, ...], q: Any, k: Any, v: Any, options: Options, extras: OptionArrays | None
 ) -> Call:
-    """Validate, plan and load; remember it under `key`, if there is one."""
+    """Validate; remember it under `key`, if there is one."""
     out = options.out
     arrays = {} if extras is None else extras.arrays
     q_at, k_at, v_at = map(place.address, (q, k, v))
@@ -156,15 +163,12 @@ def _prepare(
         addresses=(q_at, k_at, v_at, 0 if out is None else place.address(out)),
         option_addresses={name: address(place, x) for name, x in arrays.items()},
     )
-    plan = plan_forward(problem.structure, place.device)
-    prepared = None
-    if math.prod(problem.out_shape):
-        numbers = () if extras is None else ("dropout_seed",)
-        prepared = prepare(place, plan, problem, ("q", "k", "v", "out", "lse", *arrays), numbers)
     spans = tuple(span(x) for x in (q, k, v, q if out is None else out))
     call = Call(
         problem,
-        prepared,
+        ("q", "k", "v", "out", "lse", *arrays),
+        None,
+        math.prod(problem.out_shape) == 0,
         any(problem.copied),
         spans,
         {name: span(x) for name, x in arrays.items() if not elsewhere(place, x)},
@@ -174,3 +178,10 @@ def _prepare(
             _calls.clear()
         _calls[key] = call
     return call
+
+
+def _load(place: Place, call: Call, numbers: tuple[str, ...]) -> Prepared:
+    """Plan and load what a call launches, the first time that it is made."""
+    plan = plan_forward(call.problem.structure, place.device)
+    call.prepared = prepare(place, plan, call.problem, call.arrays, numbers)
+    return call.prepared

@@ -48,7 +48,7 @@ class OptionArrays(NamedTuple):
         """Find the arrays, and check the options whose values could not be told apart in a signature."""
         arrays = given(place, options)
         seed = arrays.get("dropout_seed", options.dropout_seed)
-        if place.xp is not np and isinstance(seed, np.ndarray):
+        if elsewhere(place, seed):
             del arrays["dropout_seed"]  # its value is enough
         align = None if "align" in arrays else options.align
         signature = (
@@ -76,7 +76,7 @@ def address(place: Place, x: Any) -> int:
 
 def elsewhere(place: Place, x: Any) -> bool:
     """Whether an array is on the host while the call runs on a device."""
-    return isinstance(x, np.ndarray) and place.xp is not np
+    return isinstance(x, np.ndarray) and not place.simulated
 
 
 def given(place: Place, options: Options) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _readable(place: Place, name: str, x: Any, problem: Problem) -> Any:
     if isinstance(x, np.ndarray):
         if name.startswith("seqlens"):
             _check_lengths(name, x, problem.seqlen_q if name == "seqlens_q" else problem.seqlen_k)
-        if xp is np:
+        if place.simulated:
             return _converted(place, name, x)
         place.refuse_capture(
             f"{name} has to be copied to the device first", f"pass a device array: cupy.asarray({name})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from cupy_fa2.device import Device
@@ -18,7 +19,7 @@ class Kernel(Protocol):
     """A kernel that is loaded."""
 
     def __call__(self, launch: Launch, args: bytes | bytearray, place: Any) -> None:
-        """Launch it at the place where it was loaded, or at an equal one; on the current stream, if there are streams.
+        """Launch it where it was loaded, on the current stream if there are streams.
 
         Parameters
         ----------
@@ -27,6 +28,7 @@ class Kernel(Protocol):
         args : bytes-like
             Its argument struct.
         place : Place
+            With the key of the one where it was loaded; in the simulator, the call's own memory.
         """
 
 
@@ -46,8 +48,11 @@ class Place(Protocol):
         """What plans depend on."""
 
     @property
-    def virtual(self) -> bool:
-        """Whether kernels see arrays at other addresses than their own: those that `bind` gives."""
+    def simulated(self) -> bool:
+        """Whether this is the simulator: arrays are NumPy's, and kernels see them at addresses that `bind` gives."""
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Within, what is loaded and launched is so here."""
 
     def adopt(self, name: str, x: Any, *, from_host: bool = False) -> Any:
         """`x` as an array that is here, without a copy; or, where `from_host`, as it is on the host.
@@ -58,17 +63,14 @@ class Place(Protocol):
             If it is elsewhere, naming the argument.
         """
 
-    def check_out(self, out: Any) -> None:
-        """Raise unless `out` is an array that can be written to here."""
+    def check_call(self, problem: Problem, out: Any) -> None:
+        """Raise if a simulated call is too large, or `out` may not be written to. Devices find out by themselves."""
 
-    def check_size(self, problem: Problem) -> None:
-        """Raise if a call is too large to run here. Asked where places are virtual alone: a device runs any size."""
+    def check_out(self, out: Any) -> None:
+        """Raise unless `out` is an array of the kind that is here."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A new array, contents undefined."""
-
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A new array of zeros."""
 
     def address(self, x: Any) -> int:
         """Where an array starts."""
@@ -92,8 +94,8 @@ class Place(Protocol):
     def load(self, spec: KernelSpec) -> Kernel:
         """The kernel, compiled and loaded on first use."""
 
-    def fill(self, x: Any, byte: int) -> None:
-        """Set every byte of an array."""
+    def fill(self, address: int, nbytes: int, byte: int) -> None:
+        """Set every byte of what is bound at `address`."""
 
     def refuse_capture(self, what: str, remedy: str) -> None:
         """Raise if launches are being recorded into a graph, which `what` would spoil."""

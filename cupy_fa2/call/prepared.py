@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,17 +12,17 @@ import numpy as np
 
 from cupy_fa2.call.place import Place
 from cupy_fa2.device import Device
-from cupy_fa2.kernel.param_struct import ParamStruct, Source
+from cupy_fa2.kernel.param_struct import Field, ParamStruct, Source
 from cupy_fa2.plan import Fill, Launch, Plan, encode
 from cupy_fa2.problem import Problem
 
-__all__ = ["Arrays", "FillStep", "KernelStep", "Prepared", "Values", "prepare"]
+__all__ = ["FillStep", "KernelStep", "Prepared", "Values", "prepare"]
 
 _MAX_MAPS = 64  # remembered, of each launch
 
-#: Addresses and the call's own numbers, in the order of `Prepared.names`. Tuples, since warm calls are about speed.
+#: Addresses of arrays, the call's own numbers, addresses of the plan's buffers, and a 0; `Names` knows which is where.
+#: Tuples, since warm calls are about speed.
 Values = tuple[int, ...]
-Arrays = Mapping[str, Any]  # by the argument's or the buffer's name
 
 
 class KernelStep:
@@ -35,30 +34,31 @@ class KernelStep:
     launch : Launch
     problem : Problem or None
     device : Device
-    given : sequence of str
-        The fields that `Values` are for, in their order; those that the struct does not have are not its business.
+    names : Names
+        What `Values` are of.
     """
 
-    def __init__(
-        self, place: Place, launch: Launch, problem: Problem | None, device: Device, given: Sequence[str]
-    ) -> None:
+    def __init__(self, place: Place, launch: Launch, problem: Problem | None, device: Device, names: Names) -> None:
         params = launch.spec.params
         self._launch = launch
         self._kernel = place.load(launch.spec)
         self._template = encode(launch, problem, device)
-        names = [one.name for one in params.of_source(Source.ADDRESS, Source.CALL) if one.name in given]
         self._runs = [
-            (params.offset(run[0]), struct.Struct("<" + "".join(map(params.pack_code, run))), _getter(run, given))
-            for run in _neighbours(params, names)
+            (
+                params.offset(run[0].name),
+                struct.Struct("<" + "".join(params.pack_code(field.name) for field in run)),
+                _getter([names.where(field) for field in run]),
+            )
+            for run in _runs(params, names)
         ]
         maps = params.of_source(Source.MAP)
         boxes = launch.boxes(problem)
-        self._boxes = [boxes[one.name] for one in maps]
+        self._boxes = [boxes[field.name] for field in maps]
         self._maps_at = params.offset(maps[0].name) if maps else 0
-        self._mapped = _getter([one.array for one in maps], given)
+        self._mapped = _getter([names.where(field) for field in maps])
         self.maps: dict[Values, bytes] = {}  # by the arrays' addresses
 
-    def __call__(self, place: Place, values: Values, arrays: Arrays) -> None:
+    def __call__(self, place: Place, values: Values) -> None:
         """Launch."""
         args = bytearray(self._template)
         for at, packer, get in self._runs:
@@ -78,34 +78,52 @@ class KernelStep:
 
 
 class FillStep:
-    """A fill of an array or a buffer."""
+    """A fill of one of the plan's buffers."""
 
-    def __init__(self, fill: Fill) -> None:
-        self._fill = fill
+    def __init__(self, fill: Fill, nbytes: int, names: Names) -> None:
+        self._byte, self._nbytes, self._where = fill.byte, nbytes, names.arrays[fill.buffer]
 
-    def __call__(self, place: Place, values: Values, arrays: Arrays) -> None:
+    def __call__(self, place: Place, values: Values) -> None:
         """Fill it."""
-        place.fill(arrays[self._fill.writes[0]], self._fill.byte)
+        place.fill(values[self._where], self._nbytes, self._byte)
 
 
-def _neighbours(params: ParamStruct, names: Sequence[str]) -> list[list[str]]:
-    """Fields in groups that follow each other without a gap: a call of `struct` costs more than the bytes it writes."""
-    runs: list[list[str]] = []
+class Names:
+    """What `Values` are of: arrays and buffers by the argument's or their own name, numbers by the field's.
+
+    The last of `Values` is always 0, for what a call does not give.
+    """
+
+    def __init__(self, arrays: Sequence[str], numbers: Sequence[str], buffers: Sequence[str]) -> None:
+        addresses = [*arrays, *[None] * len(numbers), *buffers]
+        self.arrays = {name: at for at, name in enumerate(addresses) if name is not None}
+        self.numbers = {name: len(arrays) + at for at, name in enumerate(numbers)}
+        self.zero = len(addresses)
+
+    def where(self, field: Field) -> int:
+        """Where the value of a field is."""
+        found = self.numbers.get(field.name) if field.source is Source.CALL else self.arrays.get(field.array)
+        return self.zero if found is None else found
+
+
+def _runs(params: ParamStruct, names: Names) -> list[list[Field]]:
+    """The fields to write, in groups without a gap: a call of `struct` costs more than the bytes that it writes.
+
+    A group begins and ends with a field that the call gives; those between that it does not give are written as 0.
+    """
+    runs: list[list[Field]] = []
     end = -1
-    for name in names:
-        if params.offset(name) == end:
-            runs[-1].append(name)
-        else:
-            runs.append([name])
-        end = params.offset(name) + params.field(name).nbytes
-    return runs
+    for field in params.of_source(Source.ADDRESS, Source.CALL):
+        if params.offset(field.name) != end:
+            runs.append([])
+        runs[-1].append(field)
+        end = params.offset(field.name) + field.nbytes
+    given = [[at for at, field in enumerate(run) if names.where(field) != names.zero] for run in runs]
+    return [run[at[0] : at[-1] + 1] for run, at in zip(runs, given, strict=True) if at]
 
 
-def _getter(names: list[str], given: Sequence[str]) -> Callable[[Values], Values]:
-    """Takes the values of these names out of those that are given."""
-    where = [given.index(name) for name in names]
-    if where == list(range(len(given))):
-        return lambda values: values
+def _getter(where: list[int]) -> Callable[[Values], Values]:
+    """Takes the values at these places."""
     if len(where) > 1:
         return operator.itemgetter(*where)
     return lambda values: tuple([values[at] for at in where])
@@ -119,47 +137,50 @@ class Prepared:
     ----------
     plan : Plan
     steps : tuple of KernelStep or FillStep
-        The plan's launches, in order; each is called with the place, the `Values`, and what it may fill.
-    names : tuple of str
-        Fields of argument structs, in the order of `Values`: of arrays, of numbers, of the plan's buffers.
-    fields : mapping
-        Arrays and buffers -> the field that has their address.
+        What is done, in order: buffers that must be zero are filled first.
+    arrays, numbers : tuple of str
+        What each call gives, in the order of `Values`; the plan's buffers follow, and a 0.
     """
 
     plan: Plan
     steps: tuple[KernelStep | FillStep, ...]
-    names: tuple[str, ...]
-    fields: Mapping[str, str]
+    arrays: tuple[str, ...]
+    numbers: tuple[str, ...]
 
-    @functools.cached_property
-    def wants_arrays(self) -> bool:
-        """Whether addresses are not enough: there is scratch to allocate, or something to fill."""
-        return bool(self.plan.workspace) or any(isinstance(step, FillStep) for step in self.steps)
+    def bind(
+        self, place: Place, arrays: Mapping[str, Any], numbers: Mapping[str, int], workspace: Any = None
+    ) -> tuple[Values, Any]:
+        """The values of a call, and the scratch that has to live until its launches are done.
 
-    def bind(self, place: Place, arrays: Arrays, numbers: Mapping[str, int]) -> tuple[Values, Arrays]:
-        """What the steps are called with: all values, scratch included, and all arrays, so that they stay alive."""
-        written = {name for launch in self.plan.launches for name in launch.writes}
-        found = dict(numbers)
-        for name, x in arrays.items():
-            if x is not None and name in self.fields:
-                found[self.fields[name]] = place.bind(name, x, writable=name in written)
-        buffers = self._workspace(place)
-        for one in self.plan.workspace:
-            found[self.fields[one.name]] = place.bind(one.name, buffers[one.name], writable=True, readable=one.zeroed)
-        return tuple(found.get(name, 0) for name in self.names), {**arrays, **buffers}
+        Parameters
+        ----------
+        place : Place
+        arrays, numbers : mapping
+            By name; those that the call does not have are None, or left out.
+        workspace : array, optional
+            ``plan.workspace_bytes`` bytes, at an address that is a multiple of 256; by default, new ones.
+        """
+        plan = self.plan
+        written = {name for launch in plan.launches for name in launch.writes}
+        addresses = []
+        for name in self.arrays:
+            x = arrays.get(name)
+            readable = name in plan.read_first if name in written else None
+            addresses.append(0 if x is None else place.bind(name, x, writable=name in written, readable=readable))
+        if plan.workspace and workspace is None:
+            place.refuse_capture("the call needs scratch memory", "what is freed is used again while the graph lives")
+            workspace = place.empty((plan.workspace_bytes,), np.uint8)
+        buffers = []
+        for buffer in plan.workspace:
+            begin = plan.workspace_offsets[buffer.name]
+            part = workspace[begin : begin + buffer.nbytes]
+            buffers.append(place.bind(buffer.name, part, writable=True, readable=False))
+        return (*addresses, *(numbers[name] for name in self.numbers), *buffers, 0), workspace
 
-    def _workspace(self, place: Place) -> dict[str, Any]:
-        """New scratch, buffer by buffer."""
-        offsets, nbytes = self.plan.workspace_offsets
-        if not nbytes:
-            return {}
-        place.refuse_capture("the call needs scratch memory", "what is freed would be used again while the graph lives")
-        whole = place.empty((nbytes,), np.uint8)
-        parts = {one.name: whole[offsets[one.name] : offsets[one.name] + one.nbytes] for one in self.plan.workspace}
-        for one in self.plan.workspace:
-            if one.zeroed:
-                place.fill(parts[one.name], 0)
-        return parts
+    def launch(self, place: Place, values: Values) -> None:
+        """Do it all."""
+        for step in self.steps:
+            step(place, values)
 
 
 def prepare(
@@ -171,18 +192,19 @@ def prepare(
     ----------
     place : Place
     plan : Plan
-    problem : Problem
+    problem : Problem or None
+        None for kernels that are not attention's.
     arrays, numbers : iterable of str
-        Those that each call gives, beside the plan's buffers: by the argument's name, and by the field's. `Values` are
-        in this order.
+        Those that each call gives, by the argument's name and by the field's.
     """
-    kernels = plan.kernels
-    known = {one.array: one.name for launch in kernels for one in launch.spec.params.of_source(Source.ADDRESS)}
-    buffers = [buffer.name for buffer in plan.workspace]
-    fields = {name: known[name] for name in (*arrays, *buffers) if name in known}
-    names = (*(known.get(name, name) for name in arrays), *numbers, *(known[name] for name in buffers))
+    arrays, numbers = tuple(arrays), tuple(numbers)
+    names = Names(arrays, numbers, [buffer.name for buffer in plan.workspace])
+    sizes = {buffer.name: buffer.nbytes for buffer in plan.workspace}
+    fills = [Fill(buffer.name) for buffer in plan.workspace if buffer.zeroed]
     steps = (
-        FillStep(launch) if isinstance(launch, Fill) else KernelStep(place, launch, problem, plan.device, names)
-        for launch in plan.launches
+        FillStep(launch, sizes[launch.buffer], names)
+        if isinstance(launch, Fill)
+        else KernelStep(place, launch, problem, plan.device, names)
+        for launch in (*fills, *plan.launches)
     )
-    return Prepared(plan, tuple(steps), names, fields)
+    return Prepared(plan, tuple(steps), arrays, numbers)

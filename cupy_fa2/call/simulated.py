@@ -52,7 +52,7 @@ class SimKernel:
         place.simulator.add(report, time.perf_counter() - begin)
 
 
-_kernels: dict[tuple[KernelSpec, str], SimKernel] = {}
+_kernels: dict[tuple[KernelSpec, Device], SimKernel] = {}
 _lock = threading.Lock()
 
 
@@ -66,11 +66,11 @@ class SimulatedPlace:
     """
 
     xp = np
-    virtual = True
+    simulated = True
 
     def __init__(self, simulator: Simulator) -> None:
         self.device = simulator.device
-        self.key = simulator.device.name
+        self.key = simulator.device
         self.simulator = simulator
         self.memory = ptxsim.GlobalMemory()
 
@@ -82,31 +82,29 @@ class SimulatedPlace:
             raise TypeError(f"{name} must be a numpy.ndarray where q, k and v are, got {type(x).__name__}")
         return x
 
+    def current(self) -> Any:
+        """It always is."""
+        return contextlib.nullcontext()
+
     def check_out(self, out: Any) -> None:
-        """Raise unless `out` is a NumPy array that may be written to."""
+        """Raise unless `out` is a NumPy array."""
         if not isinstance(out, np.ndarray):
             raise TypeError(f"out must be a numpy.ndarray like q, k and v, got {type(out).__name__}")
-        if not out.flags.writeable:
-            raise ValueError("out is read-only; pass a writable array")
 
-    def check_size(self, problem: Problem) -> None:
-        """Refuse what would take minutes, outside of ``with simulator()``."""
+    def check_call(self, problem: Problem, out: Any) -> None:
+        """Refuse what would take minutes, outside of ``with simulator()``, and an `out` that may not be written to."""
         if self.simulator.limited and problem.multiply_adds > SIMULATOR_LIMIT:
             raise ValueError(
                 f"q, k and v are NumPy arrays, which run in the simulator, and {problem.multiply_adds:.2g} "
                 f"multiply-adds take it long (more than {SIMULATOR_LIMIT:.0g}). Move them to a GPU with "
                 "cupy.asarray(x), or insist with: with cupy_fa2.simulator(): ..."
             )
+        if out is not None and not out.flags.writeable:
+            raise ValueError("out is read-only; pass a writable array")
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A new array that begins where CuPy's would; the simulator knows that nothing has written it."""
         return empty_aligned(shape, np.dtype(dtype))
-
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A new array of zeros."""
-        x = self.empty(shape, dtype)
-        x.fill(0)
-        return x
 
     def bind(self, name: str, x: Any, *, writable: bool = False, readable: bool | None = None) -> int:
         """Show an array to the kernels, under its name."""
@@ -121,7 +119,7 @@ class SimulatedPlace:
 
     def load(self, spec: KernelSpec) -> SimKernel:
         """The kernel, compiled and parsed on first use."""
-        key = (spec, self.device.name)
+        key = (spec, self.device)
         begin = time.perf_counter()
         with _lock:
             if key not in _kernels:
@@ -129,9 +127,9 @@ class SimulatedPlace:
         self.simulator.seconds += time.perf_counter() - begin
         return _kernels[key]
 
-    def fill(self, x: Any, byte: int) -> None:
-        """Set every byte of an array."""
-        self.memory.fill(x, byte)
+    def fill(self, address: int, nbytes: int, byte: int) -> None:
+        """Set bytes, which may be read from then on."""
+        self.memory.fill(address, byte)
 
     def refuse_capture(self, what: str, remedy: str) -> None:
         """Nothing is captured here."""

@@ -38,15 +38,18 @@ class KernelSpec(Protocol):
         """Dynamic shared memory of a block."""
 
     @property
-    def arch_specific(self) -> bool:
-        """Whether it uses instructions of one architecture alone, such as ``wgmma``: then it wants ``sm_90a``."""
+    def only_arch(self) -> int | None:
+        """The one architecture whose own instructions it uses, such as 90 for ``wgmma``; None for a kernel without.
+
+        Such a kernel is compiled for ``sm_90a`` and runs on that architecture alone.
+        """
 
     def render(self) -> str:
         """The translation unit."""
 
 
 def target(spec: KernelSpec, device: Device, *, virtual: bool = False) -> str:
-    """What `spec` is compiled for to run on `device`: ``"sm_90"``, or ``"sm_90a"`` if it is specific to that.
+    """What `spec` is compiled for to run on `device`: ``"sm_90"``, or ``"sm_90a"`` for what runs on that alone.
 
     Parameters
     ----------
@@ -54,5 +57,12 @@ def target(spec: KernelSpec, device: Device, *, virtual: bool = False) -> str:
     device : Device
     virtual : bool
         For PTX alone, which the simulator runs: ``"compute_90"``.
+
+    Raises
+    ------
+    ValueError
+        If it cannot run there.
     """
-    return f"{'compute' if virtual else 'sm'}_{device.arch}{'a' if spec.arch_specific else ''}"
+    if spec.only_arch not in (None, device.arch):
+        raise ValueError(f"{spec.name} runs on sm_{spec.only_arch} alone, {device.name} is sm_{device.arch}")
+    return f"{'compute' if virtual else 'sm'}_{device.arch}{'a' if spec.only_arch else ''}"

@@ -54,9 +54,9 @@ class CeilingSpec:
         return 0
 
     @property
-    def arch_specific(self) -> bool:
+    def only_arch(self) -> None:
         """Any GPU from sm_80 on runs it."""
-        return False
+        return None
 
     def render(self) -> str:
         """The translation unit."""

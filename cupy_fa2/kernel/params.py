@@ -7,6 +7,7 @@ small structs of their own.
 
 from __future__ import annotations
 
+from cupy_fa2.kernel.features import Features
 from cupy_fa2.kernel.param_struct import Field, ParamStruct, Source
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "MAX_SEQLEN",
     "MAX_WINDOW",
     "STRUCTS",
+    "arrays_read",
     "check_abi",
     "render_header",
 ]
@@ -132,7 +134,7 @@ ATTENTION_PARAMS = ParamStruct(
     ),
 )
 
-#: A forward kernel's: its results, and how tiles of query rows are dealt out (core/work.cuh).
+#: A forward kernel's: its results, and how tiles of query rows are dealt out (sm80/work.cuh).
 FWD_PARAMS = ParamStruct(
     "FwdParams",
     (
@@ -141,7 +143,7 @@ FWD_PARAMS = ParamStruct(
         *_strides("out", "batch", "seq", "head", "dim", dim="used where the kernel stores element by element"),
         *_strides("lse", "batch", "head", "seq"),
         Field("num_m_blocks", "u4", Source.PLAN, "query tiles per head"),
-        Field("heads_per_group", "u4", Source.PLAN, "heads whose tiles take turns: see core/work.cuh"),
+        Field("heads_per_group", "u4", Source.PLAN, "heads whose tiles take turns: see sm80/work.cuh"),
         Field("blocks_per_group", "u4", Source.PLAN, "heads_per_group * num_m_blocks"),
     ),
     base=ATTENTION_PARAMS,
@@ -168,6 +170,12 @@ CEILING_PARAMS = ParamStruct(
 
 #: Every struct that a kernel of ``cuda_src`` may name, bases first.
 STRUCTS = (ATTENTION_PARAMS, FWD_PARAMS, FWD_TENSOR_PARAMS, CEILING_PARAMS)
+
+
+def arrays_read(features: Features) -> tuple[str, ...]:
+    """Arrays of a call that an attention kernel with these features may read, by the argument's name."""
+    fields = ATTENTION_PARAMS.of_source(Source.ADDRESS)
+    return tuple(field.array for field in fields if not field.feature or getattr(features, field.feature))
 
 
 def check_abi(name: str, version: int) -> None:

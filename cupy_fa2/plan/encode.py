@@ -1,16 +1,15 @@
-"""The argument struct of a launch: everything but what only the moment of the launch knows, and what it points to."""
+"""The argument struct of a launch: everything but what only the moment of the launch knows."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from cupy_fa2.device import Device
-from cupy_fa2.kernel.features import Features
 from cupy_fa2.kernel.param_struct import Source
-from cupy_fa2.kernel.params import ABI_VERSION, ATTENTION_PARAMS
+from cupy_fa2.kernel.params import ABI_VERSION
 from cupy_fa2.plan.plan import Launch
 
-__all__ = ["arrays_read", "encode"]
+__all__ = ["encode"]
 
 _CONSTANTS = {"abi_version": ABI_VERSION}
 
@@ -30,9 +29,3 @@ def encode(launch: Launch, problem: Any, device: Device, **given: Any) -> bytes:
     fields = launch.spec.params.of_source(Source.CONSTANT, Source.PROBLEM, Source.PLAN)
     known = {**_CONSTANTS, **({} if problem is None else problem.values), **launch.values(problem, device)}
     return launch.spec.params.template({**{field.name: known[field.name] for field in fields}, **given})
-
-
-def arrays_read(features: Features) -> tuple[str, ...]:
-    """Arrays of a call that a kernel with these features may read, by the argument's name."""
-    fields = ATTENTION_PARAMS.of_source(Source.ADDRESS)
-    return tuple(field.array for field in fields if not field.feature or getattr(features, field.feature))

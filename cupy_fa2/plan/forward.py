@@ -8,14 +8,17 @@ from dataclasses import dataclass
 
 from cupy_fa2.device import Device
 from cupy_fa2.kernel.forward import FwdSpec
+from cupy_fa2.kernel.params import arrays_read
 from cupy_fa2.kernel.tensor_box import TensorBox, key_box
-from cupy_fa2.plan.encode import arrays_read
-from cupy_fa2.plan.feasible import accumulator_registers, blocks_by_shared_memory
+from cupy_fa2.plan.feasible import accumulator_registers, blocks_by_shared_memory, infeasible
 from cupy_fa2.plan.pick import pick_forward
 from cupy_fa2.plan.plan import MAX_GRID, Launch, Plan
 from cupy_fa2.problem import Problem, Structure
 
 __all__ = ["FwdLaunch", "forward_plan_with", "forward_spec", "heads_per_group", "plan_forward"]
+
+#: The first architecture with a copy engine that reads tensor maps.
+TENSOR_MAPS_FROM = 90
 
 #: Of short sequences more heads would fit L2, and are slower: docs/notebook.md, 25.
 MOST_HEADS_PER_GROUP = 32
@@ -102,9 +105,10 @@ def forward_plan_with(spec: FwdSpec, structure: Structure, device: Device, reaso
     Raises
     ------
     ValueError
-        If the kernel cannot do what calls of this structure ask for, or the grid would be too large.
+        If the kernel cannot do what calls of this structure ask for, cannot run on `device`, or the grid would be too
+        large.
     """
-    _check_serves(spec, structure)
+    _check_serves(spec, structure, device)
     num_m_blocks = -(-structure.seqlen_q // spec.tile.block_m)
     blocks = num_m_blocks * structure.heads
     if blocks > MAX_GRID:
@@ -116,7 +120,7 @@ def forward_plan_with(spec: FwdSpec, structure: Structure, device: Device, reaso
     return Plan((launch,), (), device, reason)
 
 
-def _check_serves(spec: FwdSpec, structure: Structure) -> None:
+def _check_serves(spec: FwdSpec, structure: Structure, device: Device) -> None:
     tile = spec.tile
     for name, has, wanted in (
         ("dtypes", (spec.dtype, spec.out_dtype), (structure.dtype, structure.out_dtype)),
@@ -129,6 +133,10 @@ def _check_serves(spec: FwdSpec, structure: Structure) -> None:
         raise ValueError(f"{spec.name} stores out by 16 bytes, which this out does not allow")
     if spec.transport == "tensor" and not structure.tensor_maps:
         raise ValueError(f"{spec.name} wants tensor maps, which cannot describe these k and v")
+    if spec.transport == "tensor" and device.arch < TENSOR_MAPS_FROM:
+        raise ValueError(f"{spec.name} wants tensor maps, which {device.name} (sm_{device.arch}) does not have")
+    if problem := infeasible(tile, device):
+        raise ValueError(f"{spec.name} {problem}")
 
 
 def heads_per_group(problem: Problem, device: Device, band: str) -> int:

@@ -1,6 +1,6 @@
-"""A plan: what is launched, in order, and the scratch that it wants. Frozen values that say all there is to know.
+"""A plan: what is launched, in order, and the scratch that it wants, as frozen values.
 
-Whoever runs a plan needs nothing else: the simulator, a CUDA graph, the manifest of an exported kernel.
+Whoever runs a problem needs no more than its plan: the simulator, a CUDA graph, the manifest of an exported kernel.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from cupy_fa2.device import Device
 from cupy_fa2.kernel.base import KernelSpec
+from cupy_fa2.kernel.param_struct import Source
 from cupy_fa2.kernel.tensor_box import TensorBox
 
 __all__ = ["MAX_GRID", "Buffer", "Fill", "Launch", "Plan"]
@@ -30,7 +31,7 @@ class Buffer:
         As launches, and the fields of their argument structs, have it.
     nbytes : int
     alignment : int
-        Bytes.
+        Bytes: a power of two, at most 256, which is what allocations have.
     zeroed : bool
         Whether it must be zero before the first launch. Otherwise its contents do not matter.
     """
@@ -39,6 +40,10 @@ class Buffer:
     nbytes: int
     alignment: int = 256
     zeroed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.alignment not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+            raise ValueError(f"{self.name}: alignment must be a power of two up to 256, got {self.alignment}")
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,10 @@ class Launch:
     def __post_init__(self) -> None:
         if self.grid[0] > MAX_GRID:
             raise ValueError(f"{self.spec.name}: a grid has at most {MAX_GRID} blocks along x, got {self.grid[0]}")
+        known = {field.array for field in self.spec.params.of_source(Source.ADDRESS, Source.MAP)}
+        unknown = {*self.reads, *self.writes} - known
+        if unknown:
+            raise ValueError(f"{self.spec.name} has no field for {', '.join(sorted(unknown))}")
 
     @functools.cached_property
     def block(self) -> tuple[int, int, int]:
@@ -91,22 +100,30 @@ class Launch:
 
 @dataclass(frozen=True)
 class Fill:
-    """Sets every byte of an array or a buffer.
+    """Sets every byte of a buffer.
 
     Attributes
     ----------
-    writes : tuple of str
-        The one that is filled.
+    buffer : str
     byte : int
     """
 
-    writes: tuple[str]
+    buffer: str
     byte: int = 0
-    reads: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Nothing."""
+        return ()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The buffer."""
+        return (self.buffer,)
 
     def describe(self, device: Device) -> str:
         """The fill in words."""
-        return f"every byte of {self.writes[0]} set to {self.byte}"
+        return f"every byte of {self.buffer} set to {self.byte}"
 
 
 @dataclass(frozen=True)
@@ -132,35 +149,42 @@ class Plan:
         names = [buffer.name for buffer in self.workspace]
         if len(set(names)) < len(names):
             raise ValueError(f"two buffers of one name among {', '.join(names)}")
-        written = {name for name in names if self.buffer(name).zeroed}
+        zeroed = {buffer.name for buffer in self.workspace if buffer.zeroed}
+        for name in self.read_first:
+            if name in names and name not in zeroed:
+                raise ValueError(f"{name} is read before anything has written it")
         for launch in self.launches:
-            for name in launch.reads:
-                if name in names and name not in written:
-                    raise ValueError(f"{name} is read before anything has written it")
+            if isinstance(launch, Fill) and launch.buffer not in names:
+                raise ValueError(f"{launch.buffer} is no buffer of the plan, whose fills are of those alone")
+
+    @functools.cached_property
+    def read_first(self) -> frozenset[str]:
+        """Arrays and buffers whose contents are read before the plan writes to them."""
+        written: set[str] = set()
+        found: set[str] = set()
+        for launch in self.launches:
+            found.update(name for name in launch.reads if name not in written)
             written.update(launch.writes)
+        return frozenset(found)
 
     @property
     def kernels(self) -> tuple[Launch, ...]:
         """The launches of kernels."""
         return tuple(launch for launch in self.launches if isinstance(launch, Launch))
 
-    def buffer(self, name: str) -> Buffer:
-        """The buffer of that name."""
-        return next(buffer for buffer in self.workspace if buffer.name == name)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes of scratch, each buffer at its alignment."""
-        return self.workspace_offsets[1]
-
-    @property
-    def workspace_offsets(self) -> tuple[dict[str, int], int]:
-        """Where each buffer lies in one allocation, aligned as the widest of them, and how long that is."""
+    @functools.cached_property
+    def workspace_offsets(self) -> dict[str, int]:
+        """Where each buffer lies in one allocation."""
         offsets, end = {}, 0
         for buffer in self.workspace:
             offsets[buffer.name] = -(-end // buffer.alignment) * buffer.alignment
             end = offsets[buffer.name] + buffer.nbytes
-        return offsets, end
+        return offsets
+
+    @functools.cached_property
+    def workspace_bytes(self) -> int:
+        """Bytes of scratch, each buffer at its alignment."""
+        return max((self.workspace_offsets[buffer.name] + buffer.nbytes for buffer in self.workspace), default=0)
 
     def explain(self) -> str:
         """The plan in words."""

@@ -43,7 +43,7 @@ class CopySpec:
     params = COPY_PARAMS
     threads = THREADS
     shared_bytes = 0
-    arch_specific = False
+    only_arch = None
     entry = "copy"
 
     @property
@@ -85,24 +85,30 @@ def simulated(plan: Plan, **arrays: np.ndarray) -> Simulator:
 
 
 def test_kernels_hand_on_through_scratch():
-    x, y = np.arange(THREADS, dtype=np.float32), np.zeros(THREADS, np.float32)
-    plan = Plan((Fill(("y",), 0), FIRST, SECOND), (SCRATCH,), A100, "A test")
+    x, y = np.arange(THREADS, dtype=np.float32), np.ones(THREADS, np.float32)
+    plan = Plan((FIRST, Fill("other", 7), SECOND), (SCRATCH, Buffer("other", 8)), A100, "A test")
     simulator = simulated(plan, x=x, y=y)
-    np.testing.assert_array_equal(y, (2 * x + 1) * 10 + 1)
+    np.testing.assert_array_equal(y, 1 + (2 * x + 1) * 10 + 1)  # what it held was read
     assert len(simulator.reports) == len(plan.kernels) == 2
-    assert "copy_source_partial on A100" in plan.explain()
-    assert "every byte of y set to 0; then copy_source" in plan.explain()
+    assert plan.read_first == {"x", "y", "partial"}
+    text = plan.explain()
+    assert "copy_source_partial on A100" in text
+    assert "then every byte of other set to 7; then copy_partial_y" in text
 
 
-def test_a_bound_plan_runs_again_with_its_scratch():
+@pytest.mark.parametrize("own", [False, True])
+def test_a_bound_plan_runs_again_with_its_scratch(own):
     x, y = np.ones(THREADS, np.float32), np.zeros(THREADS, np.float32)
+    plan = Plan((FIRST, SECOND), (Buffer("other", 100), SCRATCH), A100, "")
+    workspace = np.full(plan.workspace_bytes, 0xAA, np.uint8) if own else None
     with Simulator(A100).current():
-        call = bind(
-            Plan((Fill(("y",)), Fill(("partial",)), FIRST, SECOND), (SCRATCH,), A100, ""), None, {"x": x, "y": y}
-        )
-        for _ in range(2):
+        call = bind(plan, None, {"x": x, "y": y}, {"bias": 0}, workspace)
+        for times in (1, 2):
             call()
-            assert (y == 20).all()
+            assert (y == 20 * times).all()
+    if own:
+        assert (workspace[256:].view(np.float32) == 2).all()
+        assert (workspace[:100] == 0xAA).all()
 
 
 def test_scratch_that_nothing_has_written_may_not_be_read():
@@ -113,18 +119,39 @@ def test_scratch_that_nothing_has_written_may_not_be_read():
     careless = replace(FIRST, reads=("x",))  # but its kernel does read
     with pytest.raises(ptxsim.UninitializedReadError, match="partial"):
         simulated(Plan((careless, SECOND), (dirty,), A100, ""), x=x, y=y)
-    filled = Plan((Fill(("y",)), Fill(("partial",)), careless, SECOND), (dirty,), A100, "")
-    simulated(filled, x=x, y=y)
+    simulated(Plan((Fill("partial"), careless, SECOND), (dirty,), A100, ""), x=x, y=y)
     assert (y == 31).all()
+
+
+def test_results_that_nothing_has_written_may_not_be_read():
+    x, y = np.ones(THREADS, np.float32), np.zeros(THREADS, np.float32)
+    only_writes = replace(FIRST, spec=CopySpec("y", "source"), reads=("x",), writes=("y",))
+    with pytest.raises(ptxsim.UninitializedReadError, match="y"):
+        simulated(Plan((only_writes,), (), A100, ""), x=x, y=y)
+
+
+def test_names_must_be_known():
+    with pytest.raises(ValueError, match="copy_source_partial has no field for z"):
+        replace(FIRST, reads=("x", "z"))
+    with pytest.raises(ValueError, match="y is no buffer of the plan"):
+        Plan((Fill("y"),), (), A100, "")
+    x = np.ones(THREADS, np.float32)
+    with pytest.raises(ValueError, match="arrays must be among partial, x; got xx"):
+        simulated(Plan((FIRST,), (SCRATCH,), A100, ""), xx=x)
+    with pytest.raises(ValueError, match="got none"):
+        simulated(Plan((FIRST,), (SCRATCH,), A100, ""))
 
 
 def test_buffers_lie_apart_at_their_alignment():
     plan = Plan((), (Buffer("a", 100), Buffer("b", 8, alignment=16), Buffer("c", 4)), A100, "")
-    assert plan.workspace_offsets == ({"a": 0, "b": 112, "c": 256}, 260)
+    assert plan.workspace_offsets == {"a": 0, "b": 112, "c": 256}
     assert plan.workspace_bytes == 260
     assert Plan((), (), A100, "").workspace_bytes == 0
     with pytest.raises(ValueError, match="two buffers of one name"):
         Plan((), (SCRATCH, SCRATCH), A100, "")
+    for alignment in (0, 48, 512):
+        with pytest.raises(ValueError, match=f"a power of two up to 256, got {alignment}"):
+            Buffer("a", 1, alignment)
 
 
 def test_a_grid_has_an_end():
@@ -143,11 +170,14 @@ def test_what_is_specific_to_an_architecture_says_so_in_its_target():
     assert target(FIRST.spec, h200) == "sm_90"
 
     class WgmmaSpec(CopySpec):
-        arch_specific = True
+        only_arch = 90
 
     spec = WgmmaSpec("y", "source")
     assert target(spec, h200) == "sm_90a"
     assert target(spec, h200, virtual=True) == "compute_90a"
+    for other in ("A100", "B200"):
+        with pytest.raises(ValueError, match=f"copy_source_y runs on sm_90 alone, {other} is sm_"):
+            target(spec, named_device(other))
 
 
 def test_every_field_says_where_its_value_comes_from():
@@ -160,12 +190,12 @@ def test_every_field_says_where_its_value_comes_from():
 
 def test_kernels_of_another_version_are_not_run(monkeypatch):
     monkeypatch.setattr(params, "ABI_VERSION", params.ABI_VERSION + 1)
-    other = replace(SECOND, spec=CopySpec("y", "source"))
+    other = replace(SECOND, spec=CopySpec("y", "y"), reads=("y",))  # that no other test has loaded
     monkeypatch.setattr(params, "render_header", lambda: HEADER)
-    x, y = np.ones(THREADS, np.float32), np.zeros(THREADS, np.float32)
-    message = f"copy_source_y takes argument structs of version {params.ABI_VERSION - 1}, .* {params.ABI_VERSION};"
+    y = np.zeros(THREADS, np.float32)
+    message = f"copy_y_y takes argument structs of version {params.ABI_VERSION - 1}, .* {params.ABI_VERSION};"
     with pytest.raises(RuntimeError, match=message):
-        simulated(Plan((other,), (), A100, ""), x=x, y=y)
+        simulated(Plan((other,), (), A100, ""), y=y)
 
 
 def test_calls_are_watched():

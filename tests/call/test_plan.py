@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import fields, replace
 
 import ml_dtypes
@@ -145,6 +146,33 @@ def test_score_modifiers_come_in_their_order():
         assert score_modifiers(Features(**FEATURES[name])) == expected
 
 
+def test_each_feature_is_a_type_of_its_own():
+    def types(card="A100", **fields):
+        """What a unit's `Config` says beside the tile: only what is not as in `FwdDefaults`."""
+        structure = {name: fields.pop(name) for name in ("out_dtype", "out_vectors") if name in fields}
+        asked = Structure.typical(64, features=Features(**fields), **structure)
+        text = forward_spec(asked, named_device(card))[0].render()
+        return dict(re.findall(r"^  using (\w+) = (.*);$", text, re.MULTILINE))
+
+    assert types() == {"T": "bf16", "Epilogue": "WriteOut<bf16>"}
+    assert types("H200") == {**types(), "Params": "FwdTensorParams", "Transport": "TensorCopies"}
+    assert types(band="window", out_dtype="float") == {
+        "T": "bf16",
+        "Epilogue": "WriteOut<float>",
+        "Mask": "WindowMask",
+    }
+    assert types(
+        band="causal", padded=True, sinks=True, dropout=True, mask=ScoreArray("bool", pairs=False), out_vectors=False
+    ) == {
+        "T": "bf16",
+        "Epilogue": "WriteOut<bf16, false, true>",
+        "Lengths": "PaddedLengths",
+        "Mask": "CausalMask",
+        "Score": "ScoreMods<BoolMask<true, false>>",
+        "Dropout": "PhiloxDropout",
+    }
+
+
 @pytest.mark.parametrize("device", NAMED_DEVICES.values(), ids=lambda device: device.name)
 def test_every_feature_has_a_tile_on_every_card(device):
     for head_dim, feature in itertools.product(DIMS, FEATURES.values()):
@@ -188,6 +216,11 @@ def test_a_given_kernel_must_be_able_to_do_what_is_asked():
     ):
         with pytest.raises(ValueError, match=message):
             forward_plan_with(spec, other, device)
+    with pytest.raises(ValueError, match="tensor maps, which A100"):
+        forward_plan_with(spec, structure, named_device("A100"))
+    huge = replace(spec, tile=FwdTile(128, 128, 64, 64, 4, stages=3), transport="tensor")
+    with pytest.raises(ValueError, match="bytes of shared memory, H200 gives 1000"):
+        forward_plan_with(huge, structure, replace(device, shared_per_block=1000))
 
 
 def test_plans_are_cached_by_structure():

@@ -60,10 +60,12 @@ class Place(CudaPlace):
     """An H200 that is not there: what is launched on it is kept."""
 
     def __init__(self, capturing=False):
-        self.xp, self.key, self.device = CUPY, 0, named_device("H200")
+        self.xp, self.key = CUPY, 0
         self.empty = CUPY.empty
         self.launches = []
         self.capturing = capturing
+
+    device = named_device("H200")
 
     def load(self, spec):
         def kernel(launch, args, place):
@@ -87,15 +89,15 @@ def preparations(monkeypatch):
     """How many calls had to be validated and planned; the launch itself is left out."""
     seen = []
 
-    def prepare(place, key, *arguments):
+    def validate(place, key, *arguments):
         seen.append(arguments)
         problem = SimpleNamespace(
             out_shape=(2, 8, 1, 64), lse_shape=(2, 1, 8), out_dtype="f16", seqlen_q=8, seqlen_k=8, num_heads=1, batch=2
         )
-        flow._calls[key] = SimpleNamespace(problem=problem, prepared=None, spans=((0, 1),) * 4)
+        flow._calls[key] = SimpleNamespace(problem=problem, empty=True, spans=((0, 1),) * 4)
         return flow._calls[key]
 
-    monkeypatch.setattr(flow, "_prepare", prepare)
+    monkeypatch.setattr(flow, "_validate", validate)
     monkeypatch.setattr(flow, "_calls", {})
     return seen
 

@@ -4,31 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cpp_tools import run
 from sampling import sampled
-
-from cupy_fa2 import ptxsim
-from cupy_fa2.compile import compile_source, gather_sources
 
 ROWS = 64
 DIMS = range(16, 257, 16)
-OPTIONS = ("--std=c++20", "--device-as-default-execution-space", "--gpu-architecture=compute_80")
-
-
-def run(body: str, *outputs: np.ndarray, threads: int = 32) -> None:
-    """Run a kernel whose body sees `out0`, `out1`, ... as int pointers."""
-    arguments = ", ".join(f"int* out{index}" for index in range(len(outputs)))
-    unit = f'#include "sm80/fwd.cuh"\nusing namespace fa2;\nextern "C" __global__ void unit({arguments}) {{ {body} }}\n'
-    ptx, _, _ = compile_source(unit, gather_sources(unit), "unit", OPTIONS)
-    memory = ptxsim.GlobalMemory()
-    addresses = [memory.bind(out, f"out{index}", writable=True) for index, out in enumerate(outputs)]
-    ptxsim.launch(
-        ptxsim.parse_kernel(ptx, entry="unit"),
-        grid=(1, 1, 1),
-        block=(threads, 1, 1),
-        shared_bytes=0,
-        params=[address.to_bytes(8, "little") for address in addresses],
-        memory=memory,
-    )
 
 
 def chunk_offsets(cols: int) -> np.ndarray:

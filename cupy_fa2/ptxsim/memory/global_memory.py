@@ -135,12 +135,11 @@ class GlobalMemory:
         self._lows = np.array([v.low for v in self.views], np.int64)
         return view.address
 
-    def fill(self, array: npt.NDArray[Any], byte: int) -> None:
-        """Set every byte of a packed array between launches, bound or not; what is bound may be read afterwards."""
-        array.view(np.uint8)[...] = byte
-        for view in self.views:
-            if view.array is array:
-                view.written[:] = True
+    def fill(self, address: int, byte: int) -> None:
+        """Set every byte of the packed array that is bound at `address`, which may be read from then on."""
+        view = next(view for view in self.views if view.address == address)
+        view.array.view(np.uint8)[...] = byte
+        view.written[:] = True
 
     def begin_launch(self, report: Reporter) -> None:
         """Start the tracking of who wrote what; `report` raises or keeps a hazard."""
