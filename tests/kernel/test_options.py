@@ -101,9 +101,13 @@ WINDOWS = {
     "far beyond": ((None, 10), {"align": 2**31}),
     "an align of each batch element": ((40, 3), {"align": (-70, 130), "batch": 2}),
 }
+MORE_WINDOWS = (
+    "narrow", "one tile and a key", "two tiles", "neither", "as wide as the keys", "wider", "left only and causal",
+    "no key before", "no key beyond", "one key for the last row", "one key for the first row", "far before",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(("cards", "name"), by_turns(WINDOWS), indirect=["cards"])
+@pytest.mark.parametrize(("cards", "name"), by_turns(WINDOWS, *MORE_WINDOWS), indirect=["cards"])
 def test_windows(cards, name):
     window, fields = WINDOWS[name]
     head_dim = 16 if cards.card == "A100" else 64
