@@ -88,7 +88,6 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       state.reference[r] = reference[r];
-      state.log2_reference[r] = is_large(r) ? scaled(reference[r]) : shift[r];
       state.sum[r] = row_sum[r];
       state.weight[r] = kSumRounded ? rounded_sum[r] : row_sum[r];
     }

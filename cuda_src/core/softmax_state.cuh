@@ -15,7 +15,6 @@ struct SoftmaxState {
 
   OutFragment<kMTiles, kCols> o;  // O = sum_j 2^((s_j - m) scale) v_j
   float reference[kRows];         // m, as large as the row's scores or nearly; -inf where none was seen
-  float log2_reference[kRows];    // m scale, and the lowest finite number where none was seen
   float sum[kRows];               // l = sum_j 2^((s_j - m) scale)
   // What O is divided by: l, or the same sum of rounded probabilities where O was summed of those. O over this one is a
   // true mean of values, to float32's precision; `lse` wants the other.
@@ -32,14 +31,14 @@ struct SoftmaxState {
 
   Result result(int r) const {
     const bool empty = sum[r] == 0.f;
-    return {empty, __frcp_rn(weight[r]), empty ? -kInfinity : log2_reference[r] + ptx::log2(sum[r])};
+    return {empty, __frcp_rn(weight[r]), empty ? -kInfinity : log2_reference(r) + ptx::log2(sum[r])};
   }
 
   // With one score more, which has no value: `sink`, in log2.
   Result result_with_sink(int r, float sink) const {
     const bool empty = sum[r] == 0.f;
-    const float top = ptx::max(log2_reference[r], sink);
-    const float factor = ptx::exp2(log2_reference[r] - top);
+    const float top = ptx::max(log2_reference(r), sink);
+    const float factor = ptx::exp2(log2_reference(r) - top);
     const float sink_weight = ptx::exp2(sink - top);
     return {empty, factor * __frcp_rn(weight[r] * factor + sink_weight),
             top + ptx::log2(sum[r] * factor + sink_weight)};
@@ -53,7 +52,6 @@ struct SoftmaxState {
       const float own = factor_to(r, top);
       const float others = other.factor_to(r, top);
       reference[r] = top;
-      log2_reference[r] = ptx::max(top * scale, kLowest);
       sum[r] = sum[r] * own + other.sum[r] * others;
       weight[r] = weight[r] * own + other.weight[r] * others;
       o.add_row(r, own, other.o, others);
@@ -61,6 +59,9 @@ struct SoftmaxState {
   }
 
  private:
+  // The lowest finite number where nothing was seen: it is used in differences.
+  float log2_reference(int r) const { return ptx::max(reference[r] * scale, kLowest); }
+
   // What sums to the reference m have to be multiplied by for the reference `top`, which is not below m. In differences
   // of scores, which stay exact where their multiples do not; and 0 where nothing was summed.
   float factor_to(int r, float top) const {

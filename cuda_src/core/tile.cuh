@@ -90,6 +90,7 @@ template <class Tile, int kThreads, class Rows>
 inline void copy_tile_async(u32 tile, const Rows& rows, int first_row) {
   const int thread = static_cast<int>(threadIdx.x);
   const int rows_valid = rows.count - first_row;
+  const int cols_valid = rows.cols;
 #pragma unroll
   for (int begin = 0; begin < Tile::kNumCols; begin += Tile::panel_width(begin)) {
     const int width = Tile::panel_width(begin);
@@ -105,7 +106,7 @@ inline void copy_tile_async(u32 tile, const Rows& rows, int first_row) {
       const int row = round * rows_per_round + thread_row;
       const bool whole_round = (round + 1) * rows_per_round <= Tile::kNumRows;
       if (whole_round || row < Tile::kNumRows) {
-        const bool valid = row < rows_valid && col < rows.cols;
+        const bool valid = row < rows_valid && col < cols_valid;
         ptx::cp_async_16(shared + round * rows_per_round * width * 2, cursor.pointer() + col * 2, valid ? 16 : 0);
       }
       cursor.advance(rows_per_round);

@@ -24,8 +24,8 @@ struct FullLengths {
   int batch;
 
   FullLengths(const AttentionParams& params, int batch) : params(params), batch(batch) {}
-  const int& seqlen_q() const { return params.seqlen_q; }
-  const int& seqlen_k() const { return params.seqlen_k; }
+  int seqlen_q() const { return params.seqlen_q; }
+  int seqlen_k() const { return params.seqlen_k; }
   i64 diagonal() const { return given_diagonal(params, batch); }
 
   static constexpr int offset_q() { return 0; }
@@ -47,8 +47,8 @@ struct PaddedLengths {
         k(length(params.seqlens_k, batch, params.seqlen_k)) {
     offset = given_diagonal(params, batch) + (params.diagonal_from_end != 0 ? k - q : 0);
   }
-  const int& seqlen_q() const { return q; }
-  const int& seqlen_k() const { return k; }
+  int seqlen_q() const { return q; }
+  int seqlen_k() const { return k; }
   i64 diagonal() const { return offset; }
 
   static constexpr int offset_q() { return 0; }

@@ -14,13 +14,12 @@ namespace fa2 {
 struct DenseRows {
   const char* base;
   i64 row_bytes;
-  // Rows and columns from here on do not exist. By reference, so that they are read where they are used: an operand of
-  // the argument struct costs nothing there, a copy would take a register through the loop.
-  const int& count;
-  const int& cols;
+  int count;        // rows from here on do not exist
+  const int& cols;  // nor do columns: a field of the argument struct, read for each tile, where that costs nothing; a
+                    // copy would take a register through the loop
 
-  DenseRows(u64 pointer, i64 stride_batch, i64 stride_seq, i64 stride_head, int batch, int head, int offset,
-            const int& count, const int& cols)
+  DenseRows(u64 pointer, i64 stride_batch, i64 stride_seq, i64 stride_head, int batch, int head, int offset, int count,
+            const int& cols)
       : base(reinterpret_cast<const char*>(pointer) +
              (batch * stride_batch + head * stride_head + offset * stride_seq) * 2),
         row_bytes(stride_seq * 2),

@@ -23,7 +23,6 @@ def merged(scale: float, *states):
               state.o.c[0][n][i] = o[fragment_row(i / 2) * {COLS} + n * 8 + fragment_col() + i % 2];
           for (int r = 0; r < 2; ++r) {{
             state.reference[r] = rows[fragment_row(r)];
-            state.log2_reference[r] = ptx::max(state.reference[r] * state.scale, kLowest);
             state.sum[r] = rows[{ROWS} + fragment_row(r)];
             state.weight[r] = rows[{2 * ROWS} + fragment_row(r)];
           }}
