@@ -14,7 +14,7 @@ MAY_INCLUDE = {
     "core": {"core"},
     "policy": {"core", "policy", "params.cuh"},
     "sm80": {"core", "policy", "sm80", "params.cuh"},
-    "bench": {"core", "bench"},
+    "bench": {"core", "bench", "params.cuh"},
 }
 SOURCES = sorted(source_root().rglob("*.cuh"))
 
