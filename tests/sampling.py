@@ -30,11 +30,14 @@ def sampled_rows(rows: Iterable[tuple[Any, ...]], *kept: tuple[Any, ...]) -> lis
     return [pytest.param(*row, marks=[] if row in kept else FULL) for row in rows]
 
 
-def by_turns(values: Iterable[Any]) -> list[Any]:
-    """(card, value) for the fixture `cards`: each value on both cards and the GPU, by default on one card in turn."""
-    cards = ("A100", "H200")
+def by_turns(values: Iterable[Any], *left_out: Any) -> list[Any]:
+    """(card, value) for the fixture `cards`: each value on both cards and the GPU.
+
+    By default on one card in turn; those `left_out` on none.
+    """
+    values, cards = list(values), ("A100", "H200")
     pairs = [
-        pytest.param(card, value, marks=[] if index % 2 == turn else FULL)
+        pytest.param(card, value, marks=[] if index % 2 == turn and value not in left_out else FULL)
         for turn, card in enumerate(cards)
         for index, value in enumerate(values)
     ]

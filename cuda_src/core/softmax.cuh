@@ -14,7 +14,7 @@
 // by nothing.
 #pragma once
 
-#include "core/tile.cuh"
+#include "core/softmax_state.cuh"
 
 namespace fa2 {
 
@@ -26,8 +26,8 @@ struct OnlineSoftmax {
   float reference[kRows];
   float shift[kRows];
   float row_sum[kRows];  // this lane's share: a row's columns are spread over the four lanes of a quad
-  // The same of the probabilities as the second product sees them, rounded to T. O divided by this one is a true mean
-  // of values, to float32's precision; `lse` wants the other. Kept only where the output is float32 and would show it.
+  // The same of the probabilities as the second product sees them, rounded to T: the state's weight. Kept only where
+  // the output is float32 and would show it.
   float rounded_sum[kRows];
   float scale;
 
@@ -70,9 +70,9 @@ struct OnlineSoftmax {
     });
   }
 
-  // Completes the row sums over the quad and the team.
-  template <class Team>
-  void finish(const Team& team) {
+  // Completes the row sums over the quad and the team. What has become of the rows, with `o` as it was summed so far:
+  template <int kCols, class Team>
+  SoftmaxState<kMTiles, kCols> finish(const OutFragment<kMTiles, kCols>& o, const Team& team) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       row_sum[r] = sum_quad(row_sum[r]);
@@ -81,31 +81,18 @@ struct OnlineSoftmax {
     const auto add = [](float a, float b) { return a + b; };
     team.combine(row_sum, add);
     if constexpr (kSumRounded) team.combine(rounded_sum, add);
-  }
 
-  // What is left to know of a row, after `finish`.
-  struct Result {
-    bool empty;              // nothing was seen. Told by the sum and not by the reference: a row of NaN scores raises
-                             // no maximum, and must stay NaN
-    float factor;            // of O
-    float log2_sum_of_exp2;  // of the scaled scores
-  };
-
-  Result result(int r) const {
-    const bool empty = row_sum[r] == 0.f;
-    return {empty, __frcp_rn(kSumRounded ? rounded_sum[r] : row_sum[r]),
-            empty ? -kInfinity : log2_reference(r) + ptx::log2(row_sum[r])};
-  }
-
-  // With one score more, which has no value: `sink`, in log2.
-  Result result_with_sink(int r, float sink) const {
-    const bool empty = row_sum[r] == 0.f;
-    const float reference = ptx::max(log2_reference(r), sink);
-    const float factor = ptx::exp2(log2_reference(r) - reference);
-    const float sink_weight = ptx::exp2(sink - reference);
-    const float sum = row_sum[r] * factor + sink_weight;
-    const float weight = (kSumRounded ? rounded_sum[r] : row_sum[r]) * factor + sink_weight;
-    return {empty, factor * __frcp_rn(weight), reference + ptx::log2(sum)};
+    SoftmaxState<kMTiles, kCols> state;
+    state.o = o;
+    state.scale = scale;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      state.reference[r] = reference[r];
+      state.log2_reference[r] = is_large(r) ? scaled(reference[r]) : shift[r];
+      state.sum[r] = row_sum[r];
+      state.weight[r] = kSumRounded ? rounded_sum[r] : row_sum[r];
+    }
+    return state;
   }
 
  private:
@@ -118,8 +105,6 @@ struct OnlineSoftmax {
     const float s = scaled(reference[r]);
     return (s >= kLarge || s <= -kLarge) && reference[r] != -kInfinity;
   }
-
-  float log2_reference(int r) const { return is_large(r) ? scaled(reference[r]) : shift[r]; }
 
   static float sum_quad(float x) {
     x += ptx::shfl_xor<1>(x);

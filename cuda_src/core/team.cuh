@@ -6,7 +6,7 @@
 // since a lane's part of an A operand is the same in both warps: no layout, no ldmatrix, no bank conflict.
 #pragma once
 
-#include "core/tile.cuh"
+#include "core/gemm.cuh"
 
 namespace fa2 {
 
@@ -22,6 +22,18 @@ struct Team {
   static bool any(bool predicate) { return ptx::any(predicate); }
   template <int kRows, class Merge>
   static void combine(float (&)[kRows], Merge&&) {}
+
+  // O += P V for a key tile. `probabilities(p, chunk)` makes a chunk of P, as A operands; `v` is where its keys begin.
+  // Chunk by chunk, so that the exponentials of one run among the mma of the one before.
+  template <class T, int kCols, class VTile, class Probabilities>
+  static void gemm_pv(OutFragment<kMTiles, kCols>& o, const LaneAddress<VTile>& v, Probabilities&& probabilities) {
+    u32 p[kMTiles][4];
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      probabilities(p, chunk);
+      fa2::gemm_pv<T>(o, p, v, chunk * ScoreChunk<kMTiles>::kCols);
+    }
+  }
 };
 
 // A pair. Each warp has a mailbox in shared memory, which it alone writes and its partner alone reads. It is free again
@@ -62,6 +74,29 @@ struct Team<2, kNumWarps, kChunks, kMTiles> {
     for (int r = 0; r < kRows; ++r) x[r] = merge(x[r], __uint_as_float(words[r]));
   }
 
+  // O += P V for a key tile, O being this warp's columns. `probabilities(p, chunk)` makes a chunk of P for this warp's
+  // keys, `v` is where they begin. They come first, while the partner's probabilities are on their way.
+  template <class T, int kCols, class VTile, class Probabilities>
+  void gemm_pv(OutFragment<kMTiles, kCols>& o, const LaneAddress<VTile>& v, Probabilities&& probabilities) const {
+    constexpr int kChunkKeys = ScoreChunk<kMTiles>::kCols;
+    u32 p[kChunks][kMTiles][4];
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      probabilities(p[chunk], chunk);
+      give(p[chunk], chunk);
+      if (chunk == kChunks - 1) all_given();
+      fa2::gemm_pv<T>(o, p[chunk], v, chunk * kChunkKeys);
+    }
+    await_partner();
+    const auto partners_v = v.moved((1 - 2 * rank()) * kChunks * kChunkKeys);  // below our keys, or above them
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      take(p[chunk], chunk);
+      fa2::gemm_pv<T>(o, p[chunk], partners_v, chunk * kChunkKeys);
+    }
+  }
+
+ private:
   // Gives a chunk of probabilities, as A operands, to the partner.
   void give(const u32 (&p)[kMTiles][4], int chunk) const {
 #pragma unroll
@@ -76,7 +111,6 @@ struct Team<2, kNumWarps, kChunks, kMTiles> {
     for (int m = 0; m < kMTiles; ++m) ptx::load_shared(p[m], partners + offset(chunk, m));
   }
 
- private:
   static int mailbox(int rank) { return index() * 2 + rank; }
   static constexpr int offset(int chunk, int m) { return (chunk * kMTiles + m) * kWarpSize * 16; }
   static u32 meeting() { return 1 + index() * kBarriers; }

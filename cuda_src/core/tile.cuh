@@ -63,6 +63,12 @@ struct LaneAddress {
     return other;
   }
 
+  // The same lane's address `rows` further down or, negative, up: a multiple of 8, in tiles of 64-wide panels alone.
+  LaneAddress moved(int rows) const {
+    static_assert(Tile::kNumCols % 64 == 0, "narrower panels have shorter rows");
+    return advanced(rows * 64 * 2);
+  }
+
   // `row` a multiple of 8 and `col` a multiple of 16, both constants once loops are unrolled.
   u32 at(int row, int col) const {
     const int width = Tile::panel_width(col);
@@ -71,9 +77,9 @@ struct LaneAddress {
   }
 };
 
-// Starts the copy of a tile: the rows from `first_row` on that are below rows_end, and columns [0, cols_valid), from
-// global memory, zeros elsewhere.
-// `rows.cursor(row)` walks down the rows of the source. The last chunk of a row is read whole: where cols_valid is no
+// Starts the copy of a tile from global memory: the rows from `first_row` on, as far as the source has rows and columns
+// (`rows.count`, `rows.cols`), zeros elsewhere.
+// `rows.cursor(row)` walks down the rows of the source. The last chunk of a row is read whole: where the columns are no
 // multiple of 8, the source has zeros up to one. Zeros matter: a value row past the end meets a probability of 0, and
 // 0 x whatever was there could be NaN.
 //
@@ -81,9 +87,9 @@ struct LaneAddress {
 // panel is 64 wide, and 8 different bank groups in shared memory always. From one round to the next a thread goes down
 // by a multiple of 8 rows, which leaves its swizzle key alone.
 template <class Tile, int kThreads, class Rows>
-inline void copy_tile_async(u32 tile, const Rows& rows, int first_row, int rows_end, int cols_valid) {
+inline void copy_tile_async(u32 tile, const Rows& rows, int first_row) {
   const int thread = static_cast<int>(threadIdx.x);
-  const int rows_valid = rows_end - first_row;
+  const int rows_valid = rows.count - first_row;
 #pragma unroll
   for (int begin = 0; begin < Tile::kNumCols; begin += Tile::panel_width(begin)) {
     const int width = Tile::panel_width(begin);
@@ -99,7 +105,7 @@ inline void copy_tile_async(u32 tile, const Rows& rows, int first_row, int rows_
       const int row = round * rows_per_round + thread_row;
       const bool whole_round = (round + 1) * rows_per_round <= Tile::kNumRows;
       if (whole_round || row < Tile::kNumRows) {
-        const bool valid = row < rows_valid && col < cols_valid;
+        const bool valid = row < rows_valid && col < rows.cols;
         ptx::cp_async_16(shared + round * rows_per_round * width * 2, cursor.pointer() + col * 2, valid ? 16 : 0);
       }
       cursor.advance(rows_per_round);
@@ -196,6 +202,16 @@ struct OutFragment {
       for (int n = 0; n < kNTiles; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) c[m][n][i] *= factor[m * kRowsPerMTile + i / 2];
+  }
+
+  // Row r becomes own * it + others * other's. A factor of 0 drops what it belongs to, NaN included.
+  void add_row(int r, float own, const OutFragment& other, float others) {
+    const int m = r / kRowsPerMTile;
+#pragma unroll
+    for (int n = 0; n < kNTiles; ++n)
+#pragma unroll
+      for (int i = r % kRowsPerMTile * 2; i < r % kRowsPerMTile * 2 + 2; ++i)
+        c[m][n][i] = (own == 0.f ? 0.f : own * c[m][n][i]) + (others == 0.f ? 0.f : others * other.c[m][n][i]);
   }
 };
 

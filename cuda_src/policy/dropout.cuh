@@ -12,40 +12,40 @@
 namespace fa2 {
 
 struct NoDropout {
-  static float rescale(const FwdParams&) { return 1.f; }
+  static float rescale(const AttentionParams&) { return 1.f; }
 
   template <int kMTiles, int kChunks>
   struct Of {
-    Of(const FwdParams&, int, int, int) {}
-    void draw(int) {}
+    Of(const AttentionParams&, int, int) {}
+    void draw(int, int) {}
     void drop(ScoreChunk<kMTiles>&, int) const {}
   };
 };
 
-struct Dropout {
+struct PhiloxDropout {
   static constexpr int kKeysPerCall = 32;  // of one row, by the four lanes of a quad
 
-  static float rescale(const FwdParams& params) { return params.dropout_rescale; }
+  static float rescale(const AttentionParams& params) { return params.dropout_rescale; }
 
   template <int kMTiles, int kChunks>
   struct Of {
     static_assert(kChunks % 2 == 0, "a call's numbers are for two chunks");
     static constexpr int kRows = kMTiles * kRowsPerMTile;
     u32 key_low, key_high;
-    u32 batch, head, first_row;
+    u32 batch, head;
     u32 threshold;  // in the upper half: a number below it is kept
     u32 words[kChunks / 2][kRows][4];
 
-    Of(const FwdParams& params, int batch, int head, int first_row)
-        : batch(batch), head(head), first_row(first_row), threshold(params.dropout_threshold << 16) {
+    Of(const AttentionParams& params, int batch, int head)
+        : batch(batch), head(head), threshold(params.dropout_threshold << 16) {
       const u64* array = reinterpret_cast<const u64*>(params.dropout_seed_array);
       const u64 seed = array != nullptr ? *array : params.dropout_seed;
       key_low = static_cast<u32>(seed);
       key_high = static_cast<u32>(seed >> 32);
     }
 
-    // Draws for a tile, which begins at a multiple of 32 keys. Before Q K^T, whose mma leave time for it.
-    void draw(int first_key) {
+    // Draws for a warp's scores, which begin at a multiple of 32 keys. Before Q K^T, whose mma leave time for it.
+    void draw(int first_row, int first_key) {
 #pragma unroll
       for (int pair = 0; pair < kChunks / 2; ++pair) {
         const u32 column = (first_key / kKeysPerCall + pair) * 4 + lane_id() % 4;
@@ -54,7 +54,7 @@ struct Dropout {
       }
     }
 
-    // Sets dropped probabilities of a chunk to 0.
+    // Sets dropped probabilities of a chunk to 0: of the rows and keys that were drawn for.
     void drop(ScoreChunk<kMTiles>& p, int chunk) const {
       p.visit([&](float& value, int r, int col) {
         const u32 word = words[chunk / 2][r][chunk % 2 * 2 + col / 8];

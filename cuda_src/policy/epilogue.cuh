@@ -1,9 +1,7 @@
 // What becomes of a finished tile: normalised once, rounded, stored.
 #pragma once
 
-#include "core/softmax.cuh"
-#include "core/tile.cuh"
-#include "core/work.cuh"
+#include "core/softmax_state.cuh"
 #include "params.cuh"
 
 namespace fa2 {
@@ -33,32 +31,50 @@ inline void transpose_pair(u32 (&x)[2]) {
   (odd ? x[0] : x[1]) = received;
 }
 
-// `out` in the type Out (f16, bf16 or float), and `lse` where its pointer is not null. kVectors: rows of out start at
-// 16-byte boundaries, their elements are adjacent, and head_dim_v is a multiple of 8. kSinks: every head has one score
-// more, which weighs but has no value.
-template <class Out, bool kVectors, bool kSinks>
+// Where the results of one head go. Offsets and strides count elements.
+struct Results {
+  u64 out, lse;                    // addresses of the arrays; no lse: 0
+  i64 out_offset, lse_offset;      // of the sequence's first row of this head
+  i64 out_stride_seq, lse_stride;  // from row to row
+  i64 out_stride_dim;
+
+  // As the fields of a kernel's own argument struct have it.
+  template <class Params, class Lengths>
+  static Results of(const Params& p, const Lengths& lengths, int batch, int head) {
+    return {p.out,
+            p.lse,
+            batch * p.out_stride_batch + head * p.out_stride_head + lengths.offset_q() * p.out_stride_seq,
+            batch * p.lse_stride_batch + head * p.lse_stride_head + lengths.offset_q() * p.lse_stride_seq,
+            p.out_stride_seq,
+            p.lse_stride_seq,
+            p.out_stride_dim};
+  }
+};
+
+// `out` in the type Out (f16, bf16 or float), and `lse` where there is one. kVectors: rows of out start at 16-byte
+// boundaries, their elements are adjacent, and head_dim_v is a multiple of 8. kSinks: every head has one score more,
+// which weighs but has no value.
+template <class Out, bool kVectors = true, bool kSinks = false>
 struct WriteOut {
   static constexpr int kItemSize = kSame<Out, float> ? 4 : 2;
   // Whether `out` is fine enough to show that probabilities were rounded for the second product but not for their sum.
   static constexpr bool kSumRounded = kSame<Out, float>;
 
-  // `warp_row` and `warp_col` are the warp's first row and column of the block's tile of out; `rescale` is a factor of
-  // the values, for dropout.
-  template <int kMTiles, int kCols, class Softmax, class Lengths>
-  static void store(const FwdParams& params, const Lengths& lengths, const WorkItem& work, int warp_row, int warp_col,
-                    OutFragment<kMTiles, kCols>& o, const Softmax& softmax, float rescale) {
-    char* const out = reinterpret_cast<char*>(params.out) +
-                      (work.batch * params.out_stride_batch + work.head * params.out_stride_head +
-                       warp_col * (kVectors ? 1 : params.out_stride_dim)) *
-                          kItemSize;
+  // `first_row` is the warp's first row, `warp_col` the first of its columns of out; `rescale` is a factor of the
+  // values, for dropout. Ends the state: its O becomes out.
+  template <int kMTiles, int kCols, class Lengths>
+  static void store(const AttentionParams& params, const Results& to, const Lengths& lengths, int head, int first_row,
+                    int warp_col, SoftmaxState<kMTiles, kCols>& state, float rescale) {
+    auto& o = state.o;
+    char* const out =
+        reinterpret_cast<char*>(to.out) + (to.out_offset + warp_col * (kVectors ? 1 : to.out_stride_dim)) * kItemSize;
     const int cols = static_cast<int>(params.head_dim_v) - warp_col;
-    float* const lse = reinterpret_cast<float*>(params.lse) +
-                       (work.batch * params.lse_stride_batch + work.head * params.lse_stride_head);
+    float* const lse = reinterpret_cast<float*>(to.lse) + to.lse_offset;
 #pragma unroll
     for (int r = 0; r < kMTiles * kRowsPerMTile; ++r) {
-      const int row = work.row_begin + warp_row + fragment_row(r);
-      const bool stored = row < params.seqlen_q;
-      const typename Softmax::Result result = finished(params, softmax, r, work.head);
+      const int row = first_row + fragment_row(r);
+      const bool stored = row < lengths.stored_q();
+      const auto result = finished(params, state, r, head);
       const bool padding = Lengths::kPadded && row >= lengths.seqlen_q();
       const bool empty = padding || result.empty;
       const float factor = result.factor * rescale;
@@ -69,28 +85,28 @@ struct WriteOut {
           float& value = o.c[r / 2][n][r % 2 * 2 + i];
           value = empty ? 0.f : value * factor;  // exactly 0, also where 0 x NaN came from a masked value
         }
-      if (stored && params.lse != 0 && lane_id() % 4 == 0 && warp_col == 0) {
+      if (stored && to.lse != 0 && lane_id() % 4 == 0 && warp_col == 0) {
         // A natural logarithm, as every consumer of `lse` wants it.
-        ptx::store_global(lse + row * params.lse_stride_seq, padding ? -kInfinity : result.log2_sum_of_exp2 * kLn2);
+        ptx::store_global(lse + row * to.lse_stride, padding ? -kInfinity : result.log2_sum_of_exp2 * kLn2);
       }
-      char* const out_row = out + row * (params.out_stride_seq * kItemSize);
+      char* const out_row = out + row * (to.out_stride_seq * kItemSize);
       if constexpr (kVectors) {
         store_vectors(o, r, out_row, stored, cols);
       } else if (stored) {
-        store_elements(o, r, out_row, cols, params.out_stride_dim);
+        store_elements(o, r, out_row, cols, to.out_stride_dim);
       }
     }
   }
 
  private:
-  template <class Softmax>
-  static typename Softmax::Result finished(const FwdParams& params, const Softmax& softmax, int r, int head) {
+  template <class State>
+  static typename State::Result finished(const AttentionParams& params, const State& state, int r, int head) {
     if constexpr (kSinks) {
       const float* sinks = reinterpret_cast<const float*>(params.sinks);
       // Towards zero, so that finite sinks stay finite.
-      return softmax.result_with_sink(r, ptx::fma_towards_zero(sinks[head * params.sinks_stride], kLog2E, 0.f));
+      return state.result_with_sink(r, ptx::fma_towards_zero(sinks[head * params.sinks_stride], kLog2E, 0.f));
     } else {
-      return softmax.result(r);
+      return state.result(r);
     }
   }
 

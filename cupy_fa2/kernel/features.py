@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BANDS", "PLAIN", "Features", "ScoreArray", "score_features", "score_modifiers"]
+__all__ = ["BANDS", "PLAIN", "Features", "ScoreArray", "feature_policies", "score_features", "score_modifiers"]
 
 #: Which keys around its diagonal a query sees -> the C++ mask: all; none beyond a right bound; between two bounds.
 BANDS = {"full": "NoMask", "causal": "CausalMask", "window": "WindowMask"}
@@ -102,6 +102,23 @@ class Features:
 
 #: None but what every kernel does.
 PLAIN = Features()
+
+
+def feature_policies(features: Features) -> dict[str, str]:
+    """The policies that features ask of a kernel, as C++ types by the name that its ``Config`` has for them.
+
+    Only those that differ from a kernel's defaults, which do nothing. Sinks are the epilogue's business.
+    """
+    policies = {}
+    if features.padded:
+        policies["Lengths"] = "PaddedLengths"
+    if features.band != "full":
+        policies["Mask"] = BANDS[features.band]
+    if (modifiers := score_modifiers(features)) != "ScoreMods<>":
+        policies["Score"] = modifiers
+    if features.dropout:
+        policies["Dropout"] = "PhiloxDropout"
+    return policies
 
 
 def score_modifiers(features: Features) -> str:

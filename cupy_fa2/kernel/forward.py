@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from cupy_fa2.kernel.features import BANDS, PLAIN, Features, score_modifiers
+from cupy_fa2.kernel.features import PLAIN, Features, feature_policies
 from cupy_fa2.kernel.param_struct import ParamStruct
 from cupy_fa2.kernel.params import FWD_PARAMS, FWD_TENSOR_PARAMS
 
@@ -17,12 +17,9 @@ __all__ = ["DTYPES", "TRANSPORTS", "FwdSpec", "FwdTile"]
 #: The element types of q, k and v, as the kernels call them.
 DTYPES = ("f16", "bf16")
 
-#: How tiles of K and V come into shared memory -> the policy's C++ name, the header it is in, the argument struct:
-#: by cp.async from any strides, or through tensor maps (sm_90 and later).
-TRANSPORTS = {
-    "cp_async": ("DenseKV", "policy/kv.cuh", FWD_PARAMS),
-    "tensor": ("TensorKV", "policy/tensor_kv.cuh", FWD_TENSOR_PARAMS),
-}
+#: How tiles of K and V come into shared memory -> the policy's C++ name and the argument struct: by cp.async from any
+#: strides, or through tensor maps (sm_90 and later).
+TRANSPORTS = {"cp_async": ("ThreadCopies", FWD_PARAMS), "tensor": ("TensorCopies", FWD_TENSOR_PARAMS)}
 
 
 @dataclass(frozen=True)
@@ -161,7 +158,7 @@ class FwdSpec:
     @property
     def params(self) -> ParamStruct:
         """The struct that it takes by value."""
-        return TRANSPORTS[self.transport][2]
+        return TRANSPORTS[self.transport][1]
 
     @property
     def threads(self) -> int:
@@ -202,18 +199,23 @@ class FwdSpec:
         return "_".join(parts + self.features.name_parts())
 
     def render(self) -> str:
-        """The translation unit."""
-        lengths = "PaddedLengths" if self.features.padded else "FullLengths"
-        dropout = "Dropout" if self.features.dropout else "NoDropout"
-        epilogue = f"WriteOut<{self.out_dtype}, {str(self.out_vectors).lower()}, {str(self.features.sinks).lower()}>"
-        kv, header, params = TRANSPORTS[self.transport]
-        policies = [lengths, BANDS[self.features.band], score_modifiers(self.features), dropout, kv, epilogue]
+        """The translation unit. It names the policies that are not `FwdDefaults`' (``sm80/fwd.cuh``)."""
+        out = [self.out_dtype]
+        if self.features.sinks or not self.out_vectors:
+            out += [str(self.out_vectors).lower(), str(self.features.sinks).lower()]
+        policies = {"T": self.dtype, "Epilogue": f"WriteOut<{', '.join(out)}>"}
+        if self.transport != "cp_async":
+            policies |= {"Params": self.params.name, "Transport": TRANSPORTS[self.transport][0]}
+        policies |= feature_policies(self.features)
+        named = "\n".join(f"  using {name} = {policy};" for name, policy in policies.items())
         return f"""#include "sm80/fwd.cuh"
-#include "{header}"
 using namespace fa2;
-using Kernel = FwdKernel<{self.tile.render()},
-                         {self.dtype}, {", ".join(policies)}>;
+struct Config : FwdDefaults {{
+  static constexpr auto kTile = {self.tile.render()};
+{named}
+}};
+using Kernel = FwdKernel<Config>;
 static_assert(Kernel::kThreads == {self.tile.threads} && Kernel::kSharedBytes == {self.shared_bytes});
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, {self.min_blocks})
-{self.entry}(const __grid_constant__ {params.name} params) {{ Kernel::run(params); }}
+{self.entry}(const __grid_constant__ Config::Params params) {{ Kernel::run(params); }}
 """

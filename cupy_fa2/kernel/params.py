@@ -134,7 +134,7 @@ ATTENTION_PARAMS = ParamStruct(
     ),
 )
 
-#: A forward kernel's: its results, and how tiles of query rows are dealt out (core/work.cuh).
+#: A forward kernel's: its results, and how tiles of query rows are dealt out (sm80/work.cuh).
 FWD_PARAMS = ParamStruct(
     "FwdParams",
     (
@@ -143,7 +143,7 @@ FWD_PARAMS = ParamStruct(
         *_strides("out", "batch", "seq", "head", "dim", dim="used where the kernel stores element by element"),
         *_strides("lse", "batch", "head", "seq"),
         Field("num_m_blocks", "u4", Source.PLAN, "query tiles per head"),
-        Field("heads_per_group", "u4", Source.PLAN, "heads whose tiles take turns: see core/work.cuh"),
+        Field("heads_per_group", "u4", Source.PLAN, "heads whose tiles take turns: see sm80/work.cuh"),
         Field("blocks_per_group", "u4", Source.PLAN, "heads_per_group * num_m_blocks"),
     ),
     base=ATTENTION_PARAMS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import fields, replace
 
 import ml_dtypes
@@ -143,6 +144,33 @@ def test_score_modifiers_come_in_their_order():
         ("mask", "ScoreMods<BoolMask<true, true>>"),
     ):
         assert score_modifiers(Features(**FEATURES[name])) == expected
+
+
+def test_each_feature_is_a_type_of_its_own():
+    def types(card="A100", **fields):
+        """What a unit's `Config` says beside the tile: only what is not as in `FwdDefaults`."""
+        structure = {name: fields.pop(name) for name in ("out_dtype", "out_vectors") if name in fields}
+        asked = Structure.typical(64, features=Features(**fields), **structure)
+        text = forward_spec(asked, named_device(card))[0].render()
+        return dict(re.findall(r"^  using (\w+) = (.*);$", text, re.MULTILINE))
+
+    assert types() == {"T": "bf16", "Epilogue": "WriteOut<bf16>"}
+    assert types("H200") == {**types(), "Params": "FwdTensorParams", "Transport": "TensorCopies"}
+    assert types(band="window", out_dtype="float") == {
+        "T": "bf16",
+        "Epilogue": "WriteOut<float>",
+        "Mask": "WindowMask",
+    }
+    assert types(
+        band="causal", padded=True, sinks=True, dropout=True, mask=ScoreArray("bool", pairs=False), out_vectors=False
+    ) == {
+        "T": "bf16",
+        "Epilogue": "WriteOut<bf16, false, true>",
+        "Lengths": "PaddedLengths",
+        "Mask": "CausalMask",
+        "Score": "ScoreMods<BoolMask<true, false>>",
+        "Dropout": "PhiloxDropout",
+    }
 
 
 @pytest.mark.parametrize("device", NAMED_DEVICES.values(), ids=lambda device: device.name)

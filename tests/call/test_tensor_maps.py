@@ -31,7 +31,7 @@ def simulate(e: Example, arrays=None, **options):
     return out, lse, plan.kernels[0].spec.transport == "tensor"
 
 
-@settings(max_examples=20)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     dtype=st.sampled_from(sorted(DTYPES)),
     batch=st.integers(1, 2),

@@ -63,6 +63,7 @@ assert len(results) == 4 and all((r == 1).all() for r in results)
     assert not [path for path in entries(tmp_path) if "tmp" in path.name]
 
 
+@pytest.mark.full
 def test_damaged_cache_entries_are_rebuilt(tmp_path):
     """B082: emptied, cut in half, one byte changed."""
     run_python(FIRST_CALL, tmp_path)

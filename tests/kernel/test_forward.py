@@ -194,7 +194,12 @@ def test_lse_only_on_request(fa):
 
 
 @pytest.mark.parametrize("out_dtype", sampled([None, "float32"], None))
-@pytest.mark.parametrize("storage", [name for name in STORAGES if "repeated" not in name])
+@pytest.mark.parametrize(
+    "storage",
+    sampled(
+        [name for name in STORAGES if "repeated" not in name], "fused qkv", "odd rows", "odd start", "Fortran order"
+    ),
+)
 def test_out_is_written_in_place_and_nothing_beside_it(fa, storage, out_dtype):
     e = example("bfloat16", 2, seqlen_q=37, num_heads=2, head_dim=40, causal=True)
     q, k, v = e.arrays(fa.xp)

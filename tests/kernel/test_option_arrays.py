@@ -27,7 +27,9 @@ def test_broadcast_masks(fa, axes):
         fa.hold(example("bfloat16", 2, 20, seqlen_k, 2, 16, mask=axes))
 
 
-@pytest.mark.parametrize("storage", SCORE_ARRAY_STORAGES)
+@pytest.mark.parametrize(
+    "storage", sampled(SCORE_ARRAY_STORAGES, "heads last", "odd rows", "odd start", "reversed", "keys reversed")
+)
 def test_layouts_of_biases_and_masks(fa, storage):
     """Wherever they lie, NaN or True is all around; more than one tile of rows and keys, and rows past the end."""
     turn = SCORE_ARRAY_STORAGES.index(storage)

@@ -36,14 +36,14 @@ DIMS = [(64, 64), (128, 40), (40, 40), (256, 256), (128, 128), (80, 80), (64, 12
 OPTIONS = OPTION_EXAMPLES | OPTION_VARIANTS
 
 
-@settings(max_examples=settings().max_examples // 5)
+@settings(max_examples=max(2, settings().max_examples // 5))
 @given(data=st.data())
 def test_any_options_agree_with_the_definition(cards, data):
     out_dtype = data.draw(st.sampled_from([None, None, np.float32]))
     cards.hold(data.draw(ON_GPU if cards.on_gpu else SIMULATED), out_dtype=out_dtype)
 
 
-@pytest.mark.parametrize(("cards", "name"), by_turns(OPTIONS), indirect=["cards"])
+@pytest.mark.parametrize(("cards", "name"), by_turns(OPTIONS, *OPTION_VARIANTS), indirect=["cards"])
 def test_each_option(cards, name):
     """Two tiles of rows and several of keys; head dims take turns in the simulator."""
     for head_dim, head_dim_v in some(cards, list(OPTIONS).index(name), DIMS):
@@ -101,9 +101,13 @@ WINDOWS = {
     "far beyond": ((None, 10), {"align": 2**31}),
     "an align of each batch element": ((40, 3), {"align": (-70, 130), "batch": 2}),
 }
+MORE_WINDOWS = (
+    "narrow", "one tile and a key", "two tiles", "neither", "as wide as the keys", "wider", "left only and causal",
+    "no key before", "no key beyond", "one key for the last row", "one key for the first row", "far before",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(("cards", "name"), by_turns(WINDOWS), indirect=["cards"])
+@pytest.mark.parametrize(("cards", "name"), by_turns(WINDOWS, *MORE_WINDOWS), indirect=["cards"])
 def test_windows(cards, name):
     window, fields = WINDOWS[name]
     head_dim = 16 if cards.card == "A100" else 64

@@ -25,4 +25,5 @@ def test_what_is_not_kept_is_full():
     with pytest.raises(AssertionError):
         sampled("abc", "d")
     assert full(by_turns("ab")) == [("A100", "b"), ("H200", "a")]
+    assert full(by_turns("ab", "b")) == [("A100", "b"), ("H200", "a"), ("H200", "b")]
     assert len(by_turns("ab")) == 6

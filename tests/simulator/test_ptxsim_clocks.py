@@ -28,7 +28,7 @@ def programs(draw: st.DrawFn) -> list[Step]:
     return draw(st.lists(step, min_size=3, max_size=14))
 
 
-@settings(max_examples=300)
+@settings(max_examples=15 * settings().max_examples // 2)
 @example([("warp read", 0, 0), ("tell", 0, 32), ("write", 32, 0)])
 @example([("warp read", 0, 0), ("warp barrier", 0, 0), ("tell", 0, 32), ("write", 32, 0)])
 @example([("read", 0, 0), ("read", 1, 0), ("tell", 1, 33), ("write", 33, 0)])

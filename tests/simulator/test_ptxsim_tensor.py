@@ -176,7 +176,7 @@ def test_swizzles(dtype: Any, swizzle: int) -> None:
     check(array, (8, 3, 1, 2), (inner, 32, 2, 1), swizzle=swizzle, offset=384)
 
 
-@settings(max_examples=60)
+@settings(max_examples=3 * settings().max_examples // 2)
 @given(st.data())
 def test_any_box(data: st.DataObject) -> None:
     rank = data.draw(st.integers(1, 4))

@@ -8,11 +8,12 @@ namespace fa2 {
 
 struct WorkItem {
   int batch, head, head_k;
-  int row_begin;  // first query row of the tile
+  int first_row;  // of the tile of query rows
 
   // The hardware starts blocks in order. Heads come in groups, as many as find their keys and values in L2 together
-  // (plan.py), and a group's heads take turns, tile by tile. Where `kLastRowsFirst`, the tiles that see most keys start
-  // first, so that the last ones to run are short ones of many heads, and no long tile is left to run alone.
+  // (heads_per_group of the plan), and a group's heads take turns, tile by tile. Where `kLastRowsFirst`, the tiles that
+  // see most keys start first, so that the last ones to run are short ones of many heads, and no long tile is left to
+  // run alone.
   template <int kBlockM, bool kLastRowsFirst>
   static WorkItem from_block(const FwdParams& params) {
     const u32 group = blockIdx.x / params.blocks_per_group;

@@ -1,15 +1,18 @@
-// Score modifiers that read an array of the scores' shape, (batch, heads, seqlen_q, seqlen_k): an additive bias and a
-// boolean mask. Both are read in place, element by element where a lane's scores are; broadcasting is a stride of zero.
+// Score modifiers that read a score array, one of the scores' shape, (batch, heads, seqlen_q, seqlen_k): an additive
+// bias and a boolean mask. Both are read in place, each lane the elements that meet its own scores; an axis that is
+// broadcast has a stride of zero.
 //
-// kRows: values differ from row to row; without it, one row serves all. kPairs: a lane's two adjacent columns are one
-// aligned load, which takes adjacent elements and an even number of keys (spec.py has the full condition).
+// kRows: values differ from row to row; without it, one row serves all. kPairs: the elements of a lane's two adjacent
+// columns are one aligned load, for which they have to be neighbours at an aligned address in every row
+// (check_scores_like of options.py).
 #pragma once
 
 #include "policy/score.cuh"
 
 namespace fa2 {
 
-// Loads one element or two as they lie in memory. `First` and `second` say what they are as numbers.
+// Loads two elements, of adjacent columns, and keeps them as they lie in memory. `low` and `high` give their values,
+// the first column's and the second's.
 template <class T>
 struct Element;
 
@@ -52,7 +55,7 @@ struct Element<bool> {
 
 // A lane's elements of one key tile, in pairs of adjacent columns.
 template <class T, bool kRows, bool kPairs, int kMTiles, int kChunks>
-struct OperandFragment {
+struct ScoreArrayFragment {
   using E = Element<T>;
   static constexpr int kItemSize = kSame<T, float> ? 4 : kSame<T, bool> ? 1 : 2;
   static constexpr int kDistinctRows = kRows ? kMTiles * kRowsPerMTile : 1;
@@ -62,18 +65,19 @@ struct OperandFragment {
   int first_row, last_row, last_key;
   typename E::Pair pairs[kChunks * 2][kDistinctRows];
 
-  OperandFragment(const ScoreContext& context, u64 pointer, i64 stride_batch, i64 stride_head, i64 stride_seq,
-                  i64 stride_key)
+  ScoreArrayFragment(const ScoreContext& context, u64 pointer, i64 stride_batch, i64 stride_head, i64 stride_seq,
+                     i64 stride_key)
       : head(reinterpret_cast<const char*>(pointer) +
              (context.batch * stride_batch + context.head * stride_head) * kItemSize),
         row_bytes(stride_seq * kItemSize),
         key_bytes(stride_key * kItemSize),
-        first_row(context.first_row),
         last_row(context.params.seqlen_q - 1),
         last_key(context.params.seqlen_k - 1) {}
 
-  // Columns past the end are read as others that exist, and hidden by the range mask afterwards; rows likewise, and
-  // never stored.
+  void rows(int first) { first_row = first; }
+
+  // Rows and columns past the end are read as the last one, which exists. The columns are hidden by the mask
+  // afterwards, the rows never stored.
   void fetch(int first_key) {
     const bool inside = first_key + kChunks * 16 <= last_key + 1;
 #pragma unroll
@@ -110,13 +114,14 @@ struct Bias : Modifier {
   template <int kMTiles, int kChunks>
   struct Of {
     float factor;  // to the unit of the scores
-    OperandFragment<T, kRows, kPairs, kMTiles, kChunks> bias;
+    ScoreArrayFragment<T, kRows, kPairs, kMTiles, kChunks> bias;
     explicit Of(ScoreContext& context)
         : factor(kLog2E * __frcp_rn(context.unit)),
           bias(context, context.params.bias, context.params.bias_stride_batch, context.params.bias_stride_head,
                context.params.bias_stride_seq, context.params.bias_stride_key) {}
+    void rows(int first_row) { bias.rows(first_row); }
     void fetch(int first_key) { bias.fetch(first_key); }
-    void modify(ScoreChunk<kMTiles> (&s)[kChunks], int) const {
+    void modify(ScoreChunk<kMTiles> (&s)[kChunks], int, int) const {
       // Towards zero, so that the lowest finite number, which is in use as a mask, stays finite: a row of nothing else
       // has a mean, as in the definition.
       bias.visit(s, [&](float& value, float added) { value = ptx::fma_towards_zero(added, factor, value); });
@@ -128,12 +133,13 @@ template <bool kRows, bool kPairs>
 struct BoolMask : Modifier {
   template <int kMTiles, int kChunks>
   struct Of {
-    OperandFragment<bool, kRows, kPairs, kMTiles, kChunks> mask;
+    ScoreArrayFragment<bool, kRows, kPairs, kMTiles, kChunks> mask;
     explicit Of(ScoreContext& context)
         : mask(context, context.params.mask, context.params.mask_stride_batch, context.params.mask_stride_head,
                context.params.mask_stride_seq, context.params.mask_stride_key) {}
+    void rows(int first_row) { mask.rows(first_row); }
     void fetch(int first_key) { mask.fetch(first_key); }
-    void modify(ScoreChunk<kMTiles> (&s)[kChunks], int) const {
+    void modify(ScoreChunk<kMTiles> (&s)[kChunks], int, int) const {
       mask.visit(s, [](float& value, bool visible) { value = visible ? value : -kInfinity; });
     }
   };
