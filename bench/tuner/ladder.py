@@ -99,7 +99,8 @@ def plain_tile(tensor: Sequence[Timed], masked: bool, devices: Sequence[Device],
 
 
 def _plain(tile: FwdTile, transport: str, masked: bool, devices: Sequence[Device], book: SpillBook) -> bool:
-    return bool(fit(tile, transport, asks(masked, transport)[:1], devices, book).served)
+    plain = [Ask(Features(band)) for band in (("causal", "window") if masked else ("full",))]
+    return fit(tile, transport, plain, devices, book).served == plain
 
 
 def ladder(

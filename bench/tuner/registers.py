@@ -29,7 +29,7 @@ __all__ = ["SPILLS", "Ask", "Fit", "SpillBook", "asks", "fit"]
 SPILLS = RESULTS / "spills.json"
 
 #: Features that a row may refuse by name, where they alone do not fit.
-_EXCEPTIONS = ("padded", "bias_float", "bias", "dropout")
+_EXCEPTIONS = ("padded", "window", "bias_float", "bias", "dropout")
 
 
 _LIKE_80 = (86, 89)
@@ -75,9 +75,9 @@ def asks(masked: bool, transport: str) -> list[Ask]:
     ]
     sets += [{"padded": True}] if padded else []
     band = "window" if masked else "full"
-    made = [Ask(Features(band, **one)) for one in sets]
+    made = [Ask(Features("causal", padded=one)) for one in sorted({False, padded}) if masked]
+    made += [Ask(Features(band, **one)) for one in sets]
     made += [Ask(Features(band), True), Ask(Features(band, **most, bias=single), True)]
-    made += [Ask(Features("causal"))] if masked else []
     return sorted(made, key=lambda ask: ask.weight(transport))
 
 
@@ -161,7 +161,7 @@ class Fit:
 def fit(tile: FwdTile, transport: str, wanted: Sequence[Ask], devices: Sequence[Device], book: SpillBook) -> Fit:
     """The option sets of `wanted`, lightest first, that a kernel of this tile serves without spills on all `devices`.
 
-    All of a weight have to be served, but for one feature that the row then refuses by name.
+    All of a weight have to be served, but for features that the row then refuses by name.
     """
     found = Fit()
     first = wanted[0].spec(tile, transport)
@@ -169,21 +169,31 @@ def fit(tile: FwdTile, transport: str, wanted: Sequence[Ask], devices: Sequence[
         return found
     for weight, group in itertools.groupby(wanted, lambda ask: ask.weight(transport)):
         able = [ask for ask in group if not set(found.but_not) & feature_names(ask.features)]
+        if not able:
+            return found
         specs = {ask: ask.spec(tile, transport) for ask in able}
         # A tile that dropout cannot take is refused for dropout by its shape, and needs no name for it.
         spills = book.spills([spec for spec in specs.values() if spec], devices)
         served = [ask for ask, spec in specs.items() if spec and not spills[spec]]
         failed = [ask for ask, spec in specs.items() if spec and spills[spec]]
         if failed:
-            names = [
-                name
-                for name in _EXCEPTIONS
-                if all(name in feature_names(ask.features) for ask in failed)
-                and not any(name in feature_names(ask.features) for ask in [*served, *found.served])
-            ]
-            if not names or found.but_not or not served:
+            names = _refused(failed, served, found.served)
+            if not names or found.but_not:
                 return found
-            found.but_not = (names[0],)
+            found.but_not = names
+            served = [ask for ask in served if feature_names(ask.features).isdisjoint(names)]
         found.served += served
         found.room = weight
     return found
+
+
+def _refused(failed: Sequence[Ask], served: Sequence[Ask], before: Sequence[Ask]) -> tuple[str, ...]:
+    """Features that all that failed has one of, and nothing `before` has: few, and of few that is served; else none."""
+
+    def having(names: tuple[str, ...], some: Sequence[Ask]) -> int:
+        return sum(not feature_names(ask.features).isdisjoint(names) for ask in some)
+
+    names = [name for name in _EXCEPTIONS if not having((name,), before)]
+    sets = [one for count in (1, 2) for one in itertools.combinations(names, count)]
+    able = [one for one in sets if having(one, failed) == len(failed) and having(one, served) < len(served)]
+    return min(able, key=lambda one: (len(one), having(one, served)), default=())

@@ -23,6 +23,7 @@ from cupy_fa2.kernel.forward import FwdSpec, FwdTile
 from cupy_fa2.plan import forward_spec
 from cupy_fa2.plan.feasible import infeasible
 from cupy_fa2.plan.row import Row
+from cupy_fa2.plan.weight import feature_names
 from cupy_fa2.problem import Structure
 
 H200, A100 = named_device("H200"), named_device("A100")
@@ -212,7 +213,11 @@ def test_a_row_builds_at_its_room():
         device = named_device(card)
         table = tables.read_table(tune.TABLES / f"sm{device.arch}.py")
         row = table.rows[head_dim, head_dim, True, transport][place]
-        fitting = [ask for ask in registers.asks(True, transport) if ask.weight(transport) <= row.room]
+        fitting = [
+            ask
+            for ask in registers.asks(True, transport)
+            if ask.weight(transport) <= row.room and feature_names(ask.features).isdisjoint(row.but_not)
+        ]
         specs = [ask.spec(row.tile(head_dim, head_dim), transport) for ask in fitting[-2:]]
         assert not any(registers.SpillBook(None).spills([spec for spec in specs if spec], [device]).values())
 

@@ -36,6 +36,7 @@ ROWS: Rows = {
         Row(128, 32, 4, 2, origin="expected"),
     ),
     (80, 80, True, "cp_async"): (
+        Row(128, 96, 4, 2, room=1, but_not=("window",), origin="expected"),
         Row(128, 96, 4, 1, room=1, origin="expected"),
         Row(128, 64, 4, 2, room=4, but_not=("bias_float",), origin="expected"),
         Row(128, 48, 4, 2, room=15, origin="expected"),
@@ -50,6 +51,7 @@ ROWS: Rows = {
     ),
     (96, 96, True, "cp_async"): (
         Row(128, 64, 4, 2, room=1, but_not=("padded",), origin="expected"),
+        Row(128, 64, 4, 1, room=1, but_not=("window",), origin="expected"),
         Row(128, 48, 4, 2, room=4, origin="expected"),
         Row(128, 32, 4, 2, room=9, origin="expected"),
         Row(64, 64, 4, 1, origin="expected"),
@@ -96,6 +98,7 @@ ROWS: Rows = {
         Row(128, 64, 8, 2, team=2, origin="expected"),
     ),
     (192, 128, True, "cp_async"): (
+        Row(128, 48, 4, 1, room=1, but_not=("window",), origin="expected"),
         Row(128, 32, 4, 1, room=1, origin="expected"),
         Row(128, 128, 8, 1, room=2, team=2, origin="expected"),
         Row(128, 96, 8, 1, room=15, team=2, origin="expected"),
