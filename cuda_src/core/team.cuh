@@ -23,17 +23,11 @@ struct Team {
   template <int kRows, class Merge>
   static void combine(float (&)[kRows], Merge&&) {}
 
-  // O += P V for a key tile. `probabilities(p, chunk)` makes a chunk of P, as A operands; `v` is where its keys begin.
-  // Chunk by chunk, so that the exponentials of one run among the mma of the one before.
-  template <class T, int kCols, class VTile, class Probabilities>
-  static void gemm_pv(OutFragment<kMTiles, kCols>& o, const LaneAddress<VTile>& v, Probabilities&& probabilities) {
-    u32 p[kMTiles][4];
-#pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-      probabilities(p, chunk);
-      fa2::gemm_pv<T>(o, p, v, chunk * ScoreChunk<kMTiles>::kCols);
-    }
-  }
+  static constexpr int kHeld = 1;  // chunks of probabilities that the main loop keeps at a time
+  // There is no partner to give them to, and none whose keys are left.
+  static void give(const u32 (&)[kMTiles][4], int) {}
+  template <class T, int kCols, class VTile>
+  static void gemm_partners(OutFragment<kMTiles, kCols>&, const LaneAddress<VTile>&) {}
 };
 
 // A pair. Each warp has a mailbox in shared memory, which it alone writes and its partner alone reads. It is free again
@@ -74,21 +68,22 @@ struct Team<2, kNumWarps, kChunks, kMTiles> {
     for (int r = 0; r < kRows; ++r) x[r] = merge(x[r], __uint_as_float(words[r]));
   }
 
-  // O += P V for a key tile, O being this warp's columns. `probabilities(p, chunk)` makes a chunk of P for this warp's
-  // keys, `v` is where they begin. They come first, while the partner's probabilities are on their way.
-  template <class T, int kCols, class VTile, class Probabilities>
-  void gemm_pv(OutFragment<kMTiles, kCols>& o, const LaneAddress<VTile>& v, Probabilities&& probabilities) const {
-    constexpr int kChunkKeys = ScoreChunk<kMTiles>::kCols;
-    u32 p[kChunks][kMTiles][4];
+  static constexpr int kHeld = kChunks;
+
+  // Gives a chunk of probabilities, as A operands, to the partner. With the last one this warp goes on: all are given.
+  void give(const u32 (&p)[kMTiles][4], int chunk) const {
 #pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-      probabilities(p[chunk], chunk);
-      give(p[chunk], chunk);
-      if (chunk == kChunks - 1) all_given();
-      fa2::gemm_pv<T>(o, p[chunk], v, chunk * kChunkKeys);
-    }
+    for (int m = 0; m < kMTiles; ++m) ptx::store_shared(own + offset(chunk, m), p[m]);
+    if (chunk == kChunks - 1) all_given();
+  }
+
+  // O += P V for the partner's keys, once it has given all its chunks; `v` is where this warp's keys begin.
+  template <class T, int kCols, class VTile>
+  void gemm_partners(OutFragment<kMTiles, kCols>& o, const LaneAddress<VTile>& v) const {
+    constexpr int kChunkKeys = ScoreChunk<kMTiles>::kCols;
     await_partner();
     const auto partners_v = v.moved((1 - 2 * rank()) * kChunks * kChunkKeys);  // below our keys, or above them
+    u32 p[kChunks][kMTiles][4];
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       take(p[chunk], chunk);
@@ -97,11 +92,6 @@ struct Team<2, kNumWarps, kChunks, kMTiles> {
   }
 
  private:
-  // Gives a chunk of probabilities, as A operands, to the partner.
-  void give(const u32 (&p)[kMTiles][4], int chunk) const {
-#pragma unroll
-    for (int m = 0; m < kMTiles; ++m) ptx::store_shared(own + offset(chunk, m), p[m]);
-  }
   // All chunks are given; this warp goes on.
   static void all_given() { ptx::barrier_arrive<kThreads>(given(rank())); }
   // Waits until the partner has given all its chunks.

@@ -140,11 +140,20 @@ struct FwdKernel {
         softmax.raise(s, o, team);
 
         stream.acquire_second();
-        team.template gemm_pv<T>(o, v.advanced(stream.second_offset()), [&](u32(&p)[kMTiles][4], int chunk) {
+        const auto v_tile = v.advanced(stream.second_offset());
+        // Chunk by chunk, the exponentials of one among the mma of the one before; and this warp's keys first, while a
+        // partner's probabilities are on their way.
+        u32 p[WarpTeam::kHeld][kMTiles][4];
+#pragma unroll
+        for (int chunk = 0; chunk < kChunks; ++chunk) {
+          u32(&piece)[kMTiles][4] = p[chunk % WarpTeam::kHeld];
           softmax.exponentiate(s[chunk]);
           dropout.drop(s[chunk], chunk);
-          s[chunk].template pack_operands<T>(p);
-        });
+          s[chunk].template pack_operands<T>(piece);
+          team.give(piece, chunk);
+          gemm_pv<T>(o, piece, v_tile, chunk * ScoreChunk<kMTiles>::kCols);
+        }
+        team.template gemm_partners<T>(o, v_tile);
         stream.release_second();
       }
     }
