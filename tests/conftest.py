@@ -24,7 +24,7 @@ _COMMON: dict[str, Any] = {
     "suppress_health_check": [HealthCheck.too_slow],
     "print_blob": True,
 }
-settings.register_profile("few", derandomize=True, max_examples=6, **_COMMON)
+settings.register_profile("few", derandomize=True, max_examples=4, **_COMMON)
 settings.register_profile("suite", derandomize=True, max_examples=40, **_COMMON)
 settings.register_profile("gpu", derandomize=True, max_examples=250, **_COMMON)
 settings.register_profile("explore", max_examples=300, **_COMMON)

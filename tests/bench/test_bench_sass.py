@@ -1,8 +1,11 @@
 """What the bench reads out of machine code and of a profiler."""
 
+import itertools
+
 import ncu
 import pytest
 import sass
+from sampling import sampled_rows
 
 from cupy_fa2.compile import build
 from cupy_fa2.device import named_device
@@ -17,8 +20,10 @@ needs_disassembler = pytest.mark.skipif(
 
 
 @needs_disassembler
-@pytest.mark.parametrize("card", ["H200", "A100"])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(
+    ("card", "head_dim"),
+    sampled_rows(itertools.product(["H200", "A100"], [64, 128, 256]), ("H200", 256)),
+)
 def test_main_loop_is_what_the_tile_asks_for(head_dim, card):
     device = named_device(card)
     spec, _ = forward_spec(Structure.typical(head_dim), device)

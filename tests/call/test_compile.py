@@ -157,6 +157,7 @@ def test_many_processes_agree(cache):
     assert [path.suffix for path in cache.iterdir()] == [".bin"]
 
 
+@pytest.mark.full
 def test_threads_that_import_together(tmp_path):
     """One thread's first compilation imports CuPy while another asks whether its arrays are CuPy's."""
     code = (

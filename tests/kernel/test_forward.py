@@ -55,7 +55,7 @@ def test_edge_lengths_of_keys(fa, seqlen, causal):
 HEAD_DIMS = [*range(8, 257, 8), 1, 2, 3, 7, 9, 12, 33, 63, 65, 100, 127, 129, 201, 255]
 
 
-@pytest.mark.parametrize("head_dim", sampled(HEAD_DIMS, 8, 64, 80, 128, 256, 1, 33, 63, 127))
+@pytest.mark.parametrize("head_dim", sampled(HEAD_DIMS, 8, 64, 80, 128, 256, 1, 63))
 def test_head_dims(fa, head_dim):
     """Every multiple of 8 and odd ones between, the dtypes in turn."""
     for dtype in fa.size([list(DTYPES)[head_dim // 8 % 2]], list(DTYPES)):

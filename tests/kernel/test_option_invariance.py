@@ -218,6 +218,7 @@ def test_broadcast_score_arrays_are_expanded_ones(fa):
         fa.same_bits(fa.call(*arrays, **options), fa.call(*arrays, **{**options, **full}))
 
 
+@pytest.mark.full
 def test_however_keys_come(cards):
     """Through tensor maps or cp.async, where lengths do not decide that."""
     if cards.card == "A100":

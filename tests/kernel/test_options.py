@@ -53,7 +53,7 @@ def test_each_option(cards, name):
             cards.hold(with_options(e, OPTIONS[name]))
 
 
-@pytest.mark.parametrize(("cards", "turn"), by_turns(range(3)), indirect=["cards"])
+@pytest.mark.parametrize(("cards", "turn"), by_turns(range(3), 1), indirect=["cards"])
 def test_everything_at_once(cards, turn):
     for head_dim, head_dim_v in DIMS[turn::3] if cards.on_gpu else some(cards, turn, DIMS):
         for dtype, out_dtype in some(cards, turn, [*itertools.product(DTYPES, (None, np.float32))]):

@@ -71,7 +71,7 @@ def test_version_is_one() -> None:
     assert cupy_fa2.__version__ in (ROOT / "CHANGELOG.md").read_text()
 
 
-@pytest.mark.parametrize("example", sampled(EXAMPLES, *EXAMPLES[-1:]), ids=lambda path: path.name)
+@pytest.mark.parametrize("example", sampled(EXAMPLES, *EXAMPLES[:1]), ids=lambda path: path.name)
 def test_examples_run(example: Path) -> None:
     pytest.importorskip("cupy")
     environment = os.environ | {"PYTHONPATH": str(Path(cupy_fa2.__file__).parents[1])}
