@@ -145,4 +145,4 @@ def test_maps_follow_the_addresses(cp):
     for (a, out_a), (b, out_b) in itertools.pairwise(zip(arrays, outs, strict=True)):
         assert a[1].data.ptr != b[1].data.ptr
         assert out_a.get().tobytes() != out_b.get().tobytes()
-    assert all(len(step.maps) <= 64 for call in flow._calls.values() for step in call.prepared.steps)
+    assert all(len(step.maps) <= 64 for call in flow._calls.values() if call.prepared for step in call.prepared.steps)
