@@ -17,7 +17,7 @@ from cupy_fa2.plan.feasible import accumulator_registers, infeasible
 from cupy_fa2.plan.row import Rows
 from cupy_fa2.problem import Structure
 from tuner.candidates import DTYPE, FEW, candidates, spec_of, transports, variants
-from tuner.ladder import Timed, ladder, plain_tile, settled
+from tuner.ladder import Timed, ladder, plain_tile
 from tuner.measure import Search, compiled
 from tuner.model import clocks
 from tuner.registers import SpillBook
@@ -91,16 +91,22 @@ class Times:
         return {**head, "arch": self.arch, "rows": rows}
 
 
-def _candidates(one: Class, transport: str, device: Device, most: int) -> list[FwdTile]:
-    with contextlib.suppress(ValueError):  # none: tensor maps want multiples of 64
-        found = candidates(one.head_dim, one.head_dim_v, transport, device, FEW, most)
+def _candidates(one: Class, device: Device) -> dict[str, list[FwdTile]]:
+    """Tiles by transport; with cp.async also those that tensor copies have, for plain calls get one for both."""
+    found: dict[str, list[FwdTile]] = {}
+    for transport in transports(device):
+        with contextlib.suppress(ValueError):  # none: tensor maps want multiples of 64
+            found[transport] = candidates(one.head_dim, one.head_dim_v, transport, device, FEW, _MOST)
+    if "tensor" in found:
+        found["cp_async"] += [replace(tile, stages=stages) for tile in found["tensor"] for stages in (2, 1)]
+    for transport, tiles in found.items():
         # Bounds and addresses do not fit beside more.
-        most_registers = 176 if one.masked and transport == "cp_async" else 192
-        able = [tile for tile in found if tile.rows_per_warp <= 32 and accumulator_registers(tile) <= most_registers]
+        most = 176 if one.masked and transport == "cp_async" else 192
+        able = [tile for tile in tiles if tile.rows_per_warp <= 32 and accumulator_registers(tile) <= most]
         # Deciding per warp what to mask saves time where it costs no spills: docs/notebook.md, 28.
-        by_warp = one.masked and transport == "tensor"
-        return [*(replace(tile, mask_by_warp=True) for tile in able if by_warp), *able]
-    return []
+        by_warp = [replace(tile, mask_by_warp=True) for tile in able if one.masked and transport == "tensor"]
+        found[transport] = [x for x in dict.fromkeys([*by_warp, *able]) if infeasible(x, device) is None]
+    return found
 
 
 def today_of(one: Class, transport: str, device: Device) -> FwdSpec:
@@ -111,21 +117,19 @@ def today_of(one: Class, transport: str, device: Device) -> FwdSpec:
     return forward_spec(structure, device)[0]
 
 
-def expected(one: Class, device: Device, most: int = _MOST) -> dict[str, list[Timed]]:
+def expected(one: Class, device: Device) -> dict[str, list[Timed]]:
     """Candidates by transport, with the times that the model gives them."""
-    found = {transport: _candidates(one, transport, device, most) for transport in transports(device)}
     return {
         transport: [Timed(tile, clocks(tile, transport, device)) for tile in tiles]
-        for transport, tiles in found.items()
-        if tiles
+        for transport, tiles in _candidates(one, device).items()
     }
 
 
 def measured(one: Class, device: Device, out_of_time: Callable[[], bool]) -> dict[str, list[Timed]]:
     """Candidates by transport, with milliseconds on this card. A kernel that fails is left out."""
     specs: list[FwdSpec] = []
-    for transport in transports(device):
-        made = [spec_of(tile, transport, one.features) for tile in _candidates(one, transport, device, _MOST)]
+    for transport, tiles in _candidates(one, device).items():
+        made = [spec_of(tile, transport, one.features) for tile in tiles]
         specs += [spec for spec in [*made, today_of(one, transport, device)] if spec]
     search = Search(device, Sizes(one.head_dim, one.head_dim_v, one.masked, LONG))
     times = search(compiled(list(dict.fromkeys(specs)), device), 0.01)
@@ -155,8 +159,7 @@ def rows_of(one: Class, found: dict[str, list[Timed]], devices: Sequence[Device]
     begin = time.perf_counter()
     try:
         if "tensor" in found and "cp_async" in found:
-            plain = plain_tile(found["tensor"], one.masked, devices, book)
-            found = {**found, "cp_async": _with_plain(found["cp_async"], plain, devices[0])}
+            plain = plain_tile(found["tensor"], found["cp_async"], one.masked, devices, book)
         for transport, timed in found.items():
             key = one.head_dim, one.head_dim_v, one.masked, transport
             rows[key] = ladder(timed, one.masked, transport, devices, book, origin, plain)
@@ -165,11 +168,3 @@ def rows_of(one: Class, found: dict[str, list[Timed]], devices: Sequence[Device]
         return {}
     log(f"{one} for sm_{devices[0].arch}: {book.builds} kernels built so far, {time.perf_counter() - begin:.0f} s")
     return rows
-
-
-def _with_plain(found: list[Timed], plain: FwdTile, device: Device) -> list[Timed]:
-    """The candidates with cp.async, those among them that plain calls can have included."""
-    tiles = {one.tile for one in found}
-    slowest = settled(found)[-1].time
-    alike = [replace(plain, stages=stages, q_kept=0, mask_by_warp=False) for stages in (2, 1)]
-    return [*found, *(Timed(t, slowest) for t in alike if t not in tiles and infeasible(t, device) is None)]

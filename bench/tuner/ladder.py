@@ -9,7 +9,8 @@ The rules, which nobody settles by hand afterwards:
   keys.
 - One row for all lengths.
 - Where a card has tensor copies, plain calls have one tile with and without, so that how keys lie in memory does not
-  show in a result's bits: the tile that is fastest with tensor copies of those that exist for both.
+  show in a result's bits: that of the least sum of both times, each over the fastest of its kind, those with tensor
+  copies counted twice.
 - The last row serves whatever is asked.
 """
 
@@ -22,7 +23,7 @@ from operator import ge
 from cupy_fa2.device import Device
 from cupy_fa2.kernel.features import Features
 from cupy_fa2.kernel.forward import FwdTile
-from cupy_fa2.plan.feasible import accumulator_registers, infeasible, serves
+from cupy_fa2.plan.feasible import accumulator_registers, serves
 from cupy_fa2.plan.row import Row
 from tuner.candidates import row_of
 from tuner.registers import Ask, Fit, SpillBook, asks, fit
@@ -30,6 +31,7 @@ from tuner.registers import Ask, Fit, SpillBook, asks, fit
 __all__ = ["TIE", "Timed", "ladder", "plain_shape", "plain_tile", "settled"]
 
 TIE = 0.01
+_TENSOR_COUNTS = 2  # times as much as cp.async, in the choice of one tile for both
 _TEAM = 16  # registers, about, of what pairs exchange
 
 
@@ -87,12 +89,19 @@ def plain_shape(tile: FwdTile) -> FwdTile:
     return replace(tile, stages=1, q_kept=0, mask_by_warp=False)
 
 
-def plain_tile(tensor: Sequence[Timed], masked: bool, devices: Sequence[Device], book: SpillBook) -> FwdTile:
-    """The tile of plain calls where a card has tensor copies: the fastest with them that exists without as well."""
+def plain_tile(
+    tensor: Sequence[Timed], cp_async: Sequence[Timed], masked: bool, devices: Sequence[Device], book: SpillBook
+) -> FwdTile:
+    """The tile of plain calls where a card has tensor copies: one for both, of the least cost in time."""
+    fastest = [min(one.time for one in found) for found in (tensor, cp_async)]
+    pairs = []
     for one in settled(tensor):
-        alike = [replace(one.tile, stages=stages, q_kept=0, mask_by_warp=False) for stages in (2, 1)]
+        twins = [other for other in settled(cp_async) if plain_shape(other.tile) == plain_shape(one.tile)]
+        if twins:
+            pairs.append((_TENSOR_COUNTS * one.time / fastest[0] + twins[0].time / fastest[1], one, twins))
+    for _, one, twins in sorted(pairs, key=lambda pair: pair[0]):
         if _plain(one.tile, "tensor", masked, devices, book) and any(
-            infeasible(tile, devices[0]) is None and _plain(tile, "cp_async", masked, devices, book) for tile in alike
+            _plain(twin.tile, "cp_async", masked, devices, book) for twin in twins
         ):
             return one.tile
     raise ValueError("no tile serves plain calls with tensor maps and without")

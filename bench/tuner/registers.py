@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import hashlib
 import itertools
 import json
 import math
@@ -13,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cupy_fa2.compile import build, nvrtc_version
+from cupy_fa2.compile import build, nvrtc_version, source_root
 from cupy_fa2.device import Device
 from cupy_fa2.kernel.base import target
 from cupy_fa2.kernel.features import Features, ScoreArray
 from cupy_fa2.kernel.forward import FwdSpec, FwdTile
+from cupy_fa2.kernel.params import render_header
 from cupy_fa2.plan.feasible import serves
 from cupy_fa2.plan.weight import feature_names, register_weight
 from tuner.candidates import DTYPE, spec_of
@@ -30,9 +32,6 @@ SPILLS = RESULTS / "spills.json"
 
 #: Features that a row may refuse by name, where they alone do not fit.
 _EXCEPTIONS = ("padded", "window", "bias_float", "bias", "dropout")
-
-
-_LIKE_80 = (86, 89)
 
 
 @dataclass(frozen=True)
@@ -81,13 +80,19 @@ def asks(masked: bool, transport: str) -> list[Ask]:
     return sorted(made, key=lambda ask: ask.weight(transport))
 
 
+def _digest() -> str:
+    """Of the kernels' sources, whose every change may move a register."""
+    texts = [render_header(), *(path.read_text() for path in sorted(source_root().rglob("*.cuh")))]
+    return hashlib.sha256("".join(texts).encode()).hexdigest()[:16]
+
+
 class SpillBook:
     """Builds kernels, and remembers which spilled with which NVRTC.
 
     Parameters
     ----------
     path : Path or None
-        The record.
+        The record. One of other sources is as good as none.
     threads : int, optional
         That compile.
     deadline : float
@@ -96,7 +101,12 @@ class SpillBook:
 
     def __init__(self, path: Path | None = SPILLS, threads: int | None = None, deadline: float = math.inf) -> None:
         self._path, self._threads, self._deadline = path, threads or os.cpu_count(), deadline
-        self._known: dict[str, dict[str, int]] = json.loads(path.read_text()) if path and path.exists() else {}
+        self._sources = _digest()
+        self._known: dict[str, dict[str, int]] = {}
+        if path and path.exists():
+            record = json.loads(path.read_text())
+            if record.get("sources") == self._sources:
+                self._known = record["spills"]
         self.builds = 0
 
     @property
@@ -113,7 +123,7 @@ class SpillBook:
         return {spec: any(self._spilled(spec, device) for device in devices) for spec in specs}
 
     def _spilled(self, spec: FwdSpec, device: Device) -> bool:
-        return any(spec.name in book for key, book in self._known.items() if key.endswith(f" {_where(spec, device)}"))
+        return any(spec.name in book for key, book in self._known.items() if key.endswith(f" {target(spec, device)}"))
 
     def _build(self, specs: list[FwdSpec], device: Device) -> None:
         """Side by side, for NVRTC releases the interpreter's lock."""
@@ -123,7 +133,7 @@ class SpillBook:
             for spec, spilled in zip(specs, pool.map(lambda spec: self._attempt(spec, device), specs), strict=True):
                 self.builds += 1
                 if spilled:
-                    key = f"{'.'.join(map(str, nvrtc_version()))} {_where(spec, device)}"
+                    key = f"{'.'.join(map(str, nvrtc_version()))} {target(spec, device)}"
                     self._known.setdefault(key, {})[spec.name] = spilled
 
     def write(self, path: Path | None = None) -> None:
@@ -131,22 +141,17 @@ class SpillBook:
         if path := path or self._path:
             ordered = {key: dict(sorted(book.items())) for key, book in sorted(self._known.items())}
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(ordered, indent=1) + "\n")
+            path.write_text(json.dumps({"sources": self._sources, "spills": ordered}, indent=1) + "\n")
 
     @staticmethod
     def _attempt(spec: FwdSpec, device: Device) -> int:
         """Bytes spilled, -1 where there is no kernel or no block of it fits."""
         try:
-            binary = build(spec, _where(spec, device))
+            binary = build(spec, target(spec, device))
         except Exception:  # a tile that the compiler refuses is none to take; the search goes on
             return -1
         room = -(-binary.registers // 8) * 8 * spec.threads <= 65_536
         return binary.spill_bytes if room else -1
-
-
-def _where(spec: FwdSpec, device: Device) -> str:
-    """The target whose registers count: sm_86 and sm_89 have sm_80's instructions, and get its registers."""
-    return "sm_80" if device.arch in _LIKE_80 else target(spec, device)
 
 
 @dataclass
