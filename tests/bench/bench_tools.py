@@ -4,7 +4,13 @@ from types import SimpleNamespace
 
 import numpy as np
 from harness.arrays import DTYPES
+from harness.results import RESULTS
 from rows import BENCHES
+
+
+def stored_results():
+    """Files of stored benches; the tuner's lie beside them."""
+    return [path for path in RESULTS.glob("*.json") if path.stem.rsplit("-", 1)[-1] in BENCHES]
 
 
 def make_result():

@@ -6,7 +6,7 @@ import json
 import check
 import pytest
 import report
-from bench_tools import make_options, make_result
+from bench_tools import make_options, make_result, stored_results
 from harness import results
 from harness.case import TOKENS
 from rows import BENCHES
@@ -32,7 +32,7 @@ def test_results_from_before_there_were_kinds_and_names_are_read(tmp_path):
         results.read_result(tmp_path / "old.json")
 
 
-@pytest.mark.parametrize("path", sorted(results.RESULTS.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(stored_results()), ids=lambda path: path.stem)
 def test_what_is_stored_is_read_by_its_bench(path):
     result = results.read_result(path)
     bench = BENCHES[result["kind"]]
