@@ -9,6 +9,12 @@ import os
 from dataclasses import replace
 from typing import Any
 
+if (
+    "PYTEST_XDIST_WORKER" in os.environ
+):  # one process per core already: with BLAS's threads they only wait for each other
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
