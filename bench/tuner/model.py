@@ -1,7 +1,7 @@
 """What a tile is expected to take, where no card of its kind is at hand: enough to put candidates in an order.
 
 Fitted to 20 tiles measured on an H200 (docs/notebook.md, 1 to 27), then held to 181 others (32): of those it has 90 %
-within 8 %, and what it takes for the fastest is as fast as the fastest within 3.5 % for 15 of 16 classes. Other
+within 8 %, and what it takes for the fastest is as fast as the fastest within 3.5 % for 14 of 16 classes. Other
 architectures are taken to differ in the rate of their tensor cores alone.
 """
 
